@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +26,6 @@ from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, is_ot
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.remote import RemoteFileSystem, RemoteReader
 from feeding.filesystem.temp_files import pieces_of, staging_name
-from feeding.filesystem.walking import MAX_DEPTH, too_deep
 from feeding.filesystem.watched_write import WatchedWrite
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class FsspecFileSystem(RemoteFileSystem):
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         location = self._own(path)
-        return self._status(location, self._run("look at", location, self._info))
+        return _status(str(location), self._run("look at", location, self._info))
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
@@ -71,31 +72,11 @@ class FsspecFileSystem(RemoteFileSystem):
             if there is None or there.is_directory:
                 raise
         else:
-            statuses = (self._status(location, info) for info in listed)
-            found = [status for status in statuses if status.path != str(location)]
+            statuses = (self._entry(location, info) for info in listed)
+            found = [each for each in statuses if each and each.path != str(location)]
         if not found and not self.status(directory).is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
         return sorted(found, key=lambda status: status.path)
-
-    def files_below(
-        self, directory: Path, is_hidden: Callable[[str], bool]
-    ) -> Iterable[FileStatus]:
-        """See FileSystem. Object stores list 1,000 files of a tree with one request."""
-        location = self._own(directory)
-        if not _lists_trees(self._inner):
-            return super().files_below(directory, is_hidden)
-        try:
-            listed = self._run("list", location, self._find)
-        except StorageUnavailable:  # or too many for one deadline: each directory has its own
-            return super().files_below(directory, is_hidden)
-        found = [
-            self._status(location, info)
-            for info in listed
-            # Some programs store an empty object as the mark of a directory.
-            if info.get("type") != "directory" and not info["name"].endswith("/")
-        ]
-        head = f"{location}".rstrip("/") + "/"
-        return [each for each in found if _is_seen(each.path.removeprefix(head), is_hidden)]
 
     def open(self, path: Path) -> FsspecReader:
         """See FileSystem."""
@@ -103,7 +84,11 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(status, partial(self._start_range, location, status.version))
+        return FsspecReader(
+            status,
+            partial(self._start_range, location),
+            partial(self._run, "look at", location, lambda path: _version(self._info(path))),
+        )
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
@@ -194,15 +179,20 @@ class FsspecFileSystem(RemoteFileSystem):
         return self._config.patience_s * (1 + shares)
 
     def _start_range(
-        self, location: Location, version: str, offset: int, length: int
+        self,
+        location: Location,
+        offset: int,
+        length: int,
+        arrived: Callable[[Callable[[], str]], None],
     ) -> Callable[[], bytes]:
+        """Start to fetch a range; `arrived` gets, behind its bytes, what asks for the version."""
         path = self._path(location)
 
-        def fetch() -> tuple[bytes, str]:
+        def fetch() -> bytes:
             # By name: s3fs has the version before them.
             data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
-            # Behind the bytes: what is the same now was the same then.
-            return data, _version(self._info(path)) if version else ""
+            arrived(lambda: _version(self._info(path)))
+            return data
 
         try:
             # Calls of other files may be slow without being lost: that is what patience is for.
@@ -212,20 +202,17 @@ class FsspecFileSystem(RemoteFileSystem):
 
         def take() -> bytes:
             try:
-                data, now = pending.result(self._config.patience_s)
+                data = pending.result(self._config.patience_s)
             except CallTimeout as error:
                 raise StorageUnavailable(f"cannot read {location}: {error}") from None
+            except FileChanged:
+                raise
             except Exception as error:  # some packages raise their own kinds
                 raise _with_path(error, "read", location) from error
             if len(data) != length:
                 raise FileChanged(
                     f"{location}: {len(data)} bytes came at {offset} instead of {length}; it was "
                     "replaced while it was read, or its server ignores ranges"
-                )
-            if is_other(version, now):
-                raise FileChanged(
-                    f"{location} was replaced while it was read: it was {version}, now {now}; read "
-                    "files that are not written to any more"
                 )
             return data
 
@@ -253,18 +240,22 @@ class FsspecFileSystem(RemoteFileSystem):
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
 
-    def _status(self, asked: Location, info: dict[str, Any]) -> FileStatus:
-        inner = str(self._inner.unstrip_protocol(info["name"]))
-        scheme, _, rest = inner.partition("://")
-        del scheme  # s3a comes back as s3
-        path = str(parse(f"{asked.scheme}://{rest.lstrip('/') if asked.authority else rest}"))
-        is_directory = info.get("type") == "directory"
-        size = 0 if is_directory else int(info.get("size") or 0)
-        stamp = _changed(info)
-        millis = 0
-        if isinstance(stamp, int | float):
-            millis = int(stamp if "modificationTime" in info else stamp * 1000)
-        return FileStatus(path, size, is_directory, millis, "" if is_directory else _version(info))
+    def _entry(self, directory: Location, info: dict[str, Any]) -> FileStatus | None:
+        """Return the status of an entry of a listing; None: it has gone."""
+        path = self._entry_path(directory, info["name"])
+        if _is_directory(info) or info.get("size") is not None:
+            return _status(path, info)
+        return globbing.find(self, parse(path))  # listings of HTTP have no sizes
+
+    def _entry_path(self, directory: Location, name: str) -> str:
+        # Below the directory as it was asked for: names of some packages have no host or bucket.
+        head = self._path(directory).rstrip("/") + "/"
+        if name.startswith(head) and name != head:
+            base = f"{directory.root}{directory.path.rstrip('/')}"
+            return str(parse(f"{base}/{name.removeprefix(head)}"))
+        rest = str(self._inner.unstrip_protocol(name)).partition("://")[2]  # s3a comes back as s3
+        rest = rest.lstrip("/") if directory.authority else rest
+        return str(parse(f"{directory.scheme}://{rest}"))
 
 
 class _Process:
@@ -284,24 +275,72 @@ _PROCESS = _Process()
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
+    The version is asked for again behind the range that ends the file, behind each 8th, and by
+    `close` if ranges came since: what is the same then was the same before.
+
     Args:
         status: of the open file, when it was opened.
-        start: (offset, length) to a function that waits for those bytes.
+        start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
+        version: asks for the version now.
     """
 
     def __init__(
-        self, status: FileStatus, start: Callable[[int, int], Callable[[], bytes]]
+        self,
+        status: FileStatus,
+        start: Callable[[int, int, Callable[[Callable[[], str]], None]], Callable[[], bytes]],
+        version: Callable[[], str],
     ) -> None:
         super().__init__(status.path)
         self.size_bytes = status.size_bytes
         self.version = status.version
         self._start_range = start
+        self._version_now = version
+        self._lock = threading.Lock()
+        self._num_begun = self._num_arrived = self._num_checked = 0
+        self._has_failed = False
+
+    def __exit__(self, *raised: object) -> None:
+        if not any(raised):  # an error is not hidden
+            self.close()
 
     def close(self) -> None:
         """See RangeReader. Nothing is kept open."""
+        num_arrived = self._num_arrived
+        if self.version and not self._has_failed and self._num_checked < num_arrived:
+            self._num_checked = num_arrived  # a second call asks for nothing
+            self._compare(self._version_now())
 
     def _start(self, offset: int, length: int) -> Callable[[], bytes]:
-        return self._start_range(offset, length)
+        with self._lock:
+            self._num_begun += 1
+            is_due = not self._num_begun % _RANGES_PER_CHECK or offset + length == self.size_bytes
+
+        def arrived(version_now: Callable[[], str]) -> None:
+            with self._lock:
+                self._num_arrived += 1
+                num_arrived = self._num_arrived
+            if is_due and self.version:
+                self._compare(version_now())
+                with self._lock:
+                    self._num_checked = max(self._num_checked, num_arrived)
+
+        waiting = self._start_range(offset, length, arrived)
+
+        def take() -> bytes:
+            try:
+                return waiting()
+            except OSError:
+                self._has_failed = True
+                raise
+
+        return take
+
+    def _compare(self, now: str) -> None:
+        if is_other(self.version, now):
+            raise FileChanged(
+                f"{self.path} was replaced while it was read: it was {self.version}, now {now}; "
+                "read files that are not written to any more"
+            )
 
 
 def _inner(somewhere: Location) -> AbstractFileSystem:
@@ -321,24 +360,28 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
-def _lists_trees(inner: AbstractFileSystem) -> bool:
-    """Return whether a package lists a tree in a way of its own, not directory by directory."""
-    from fsspec import AbstractFileSystem
-    from fsspec.asyn import AsyncFileSystem
-
-    kind = type(inner)
-    plain = (None, AsyncFileSystem._find)
-    return kind.find is not AbstractFileSystem.find or getattr(kind, "_find", None) not in plain
+def _is_directory(info: dict[str, Any]) -> bool:
+    return info.get("type") == "directory"
 
 
-def _is_seen(below: str, is_hidden: Callable[[str], bool]) -> bool:
-    """Return whether no name of a path below a directory is hidden."""
-    names = below.split("/")
-    if any(map(is_hidden, names)):
-        return False
-    if len(names) > MAX_DEPTH:
-        raise too_deep(below)
-    return True
+def _status(path: str, info: dict[str, Any]) -> FileStatus:
+    """Return what a package tells of a path.
+
+    Raises:
+        PathError: it is a file of which no size is told; an empty one would have no rows.
+    """
+    is_directory = _is_directory(info)
+    size = 0 if is_directory else info.get("size")
+    if size is None:
+        raise PathError(
+            f"{path}: its server tells no size (of HTTP, no Content-Length), so it cannot be "
+            "split or read in ranges; copy it to a file system that does"
+        )
+    stamp = _changed(info)
+    millis = 0
+    if isinstance(stamp, int | float):
+        millis = int(stamp if "modificationTime" in info else stamp * 1000)
+    return FileStatus(path, int(size), is_directory, millis, "" if is_directory else _version(info))
 
 
 def _version(info: dict[str, Any]) -> str:
@@ -355,7 +398,10 @@ def _version(info: dict[str, Any]) -> str:
 def _changed(info: dict[str, Any]) -> Any:
     """Return when a file was changed: seconds, or of another unit or kind if the key says so."""
     found: Any = next((info[key] for key in _CHANGED if info.get(key)), None)
-    return found.timestamp() if hasattr(found, "timestamp") else found
+    if not isinstance(found, datetime):
+        return found
+    # One without a zone is UTC: hosts of other zones tell the same.
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 _CHANGED = (
@@ -374,6 +420,7 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
     return OSError(number or errno.EIO, f"cannot {action}: {error}", str(location))
 
 
+_RANGES_PER_CHECK = 8
 _COPIED_BYTES = 1 << 30
 """Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
 _FILES_PER_PATIENCE = 1000

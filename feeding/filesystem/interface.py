@@ -81,8 +81,8 @@ class RangeReader(Protocol):
 
         Raises:
             StorageUnavailable: no server sent the bytes in time.
-            FileChanged: the file was replaced after it was opened; no byte of another content is
-                returned where the file system has versions.
+            FileChanged: the file was replaced after it was opened. Where the file system has
+                versions, it is raised within the next ranges, or by `close`.
         """
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
@@ -94,7 +94,11 @@ class RangeReader(Protocol):
         """
 
     def close(self) -> None:
-        """Close the file; ranges in flight are dropped."""
+        """Close the file; ranges in flight are dropped.
+
+        Raises:
+            FileChanged: the file was replaced before the last ranges came.
+        """
 
     def __enter__(self) -> RangeReader:
         """Return itself."""
@@ -146,7 +150,7 @@ class FileSystem(Protocol):
     def files_below(
         self, directory: Path, is_hidden: Callable[[str], bool]
     ) -> Iterable[FileStatus]:
-        """Return the files of a whole tree, in any order, with as few requests as can be.
+        """Return the files of a whole tree, in any order; hidden directories are not listed.
 
         Args:
             directory: an existing one.

@@ -93,12 +93,14 @@ class ReadAhead(io.RawIOBase):
         return filled
 
     def close(self) -> None:
-        """Close the file and drop the ranges in flight."""
+        """Close the file and drop the ranges in flight. Raises as `RangeReader.close`."""
         if not self.closed:
             self._in_flight.clear()
             self._current = memoryview(b"")
-            self._reader.close()
-        super().close()
+            try:
+                self._reader.close()
+            finally:
+                super().close()
 
     def _next(self) -> memoryview:
         if not self._current:

@@ -1,7 +1,7 @@
 """The files below a directory, directory by directory.
 
 Covers: the walk, which no hidden name is part of; the depth that is too much.
-Does not: say which names are hidden (feeding.reading.discover); list all at once (fsspec_files).
+Does not: say which names are hidden (feeding.reading.discover).
 Threads: any.
 """
 
@@ -27,7 +27,7 @@ def walk(
         depth: of the directory below the first one.
     """
     if depth == MAX_DEPTH:
-        raise too_deep(directory)
+        raise DataError(f"{directory} is nested more than {MAX_DEPTH} directories deep")
     for entry in filesystem.entries(directory):
         if is_hidden(entry.name):
             continue
@@ -35,8 +35,3 @@ def walk(
             yield from walk(filesystem, entry.path, is_hidden, depth + 1)
         else:
             yield entry
-
-
-def too_deep(path: str) -> DataError:
-    """Return the error for a path that lies too deep."""
-    return DataError(f"{path} is nested more than {MAX_DEPTH} directories deep")

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from feeding.filesystem.interface import is_other
 from feeding.reading.host_paths import without_directory
 from feeding.reading.positions import fingerprint, versions
 from feeding.reading.splits import SourceFile
 
 _DIGEST_BYTES = 4
-_MOST_DIGESTS = 4096
+_MOST_DIGESTS = 2048
 """16 KiB per worker; of more files only the numbers are told."""
 
 
@@ -28,11 +29,14 @@ class FoundFiles(msgspec.Struct, frozen=True):
     """The files that one worker has found."""
 
     files: str
-    """Their `fingerprint`, and their `versions`."""
+    """Their `fingerprint`."""
     num_files: int
     num_bytes: int
     digests: bytes = b""
-    """4 bytes for each file, by path; empty: there are too many files."""
+    """Two of 4 bytes for each file, by path: of name and size, and of the version, 0 if it is
+    unknown. Empty: there are too many files."""
+    versions: str = ""
+    """See positions.versions."""
 
     def __str__(self) -> str:
         return f"{self.num_files} files of {self.num_bytes} bytes"
@@ -42,8 +46,8 @@ def summed_up(files: Sequence[SourceFile]) -> FoundFiles:
     """Return the summary of all files of one data set."""
     named = without_directory(files) if len(files) <= _MOST_DIGESTS else []
     num_bytes = sum(file.size_bytes for file in files)
-    found = f"{fingerprint(files)} {versions(files)}"
-    return FoundFiles(found, len(files), num_bytes, b"".join(map(_digest, named)))
+    digests = b"".join(map(_digests, named))
+    return FoundFiles(fingerprint(files), len(files), num_bytes, digests, versions(files))
 
 
 def difference(
@@ -58,14 +62,37 @@ def difference(
     """
     own = found.get(worker) or summed_up(files)
     for rank, other in sorted(found.items()):
-        if other is not None and other.files != own.files:
-            return f"worker {rank} has found {other}, worker {worker} {own}{_first(files, other)}"
+        if other is None:
+            continue
+        found_text = f"worker {rank} has found {other}, worker {worker} {own}"
+        if other.files != own.files:
+            return found_text + _first(files, other)
+        if is_other(other.versions, own.versions):
+            return (
+                f"{found_text}; they have the same names and sizes, but were written anew between "
+                f"the two listings (versions {other.versions} there, {own.versions} here)"
+                f"{_first(files, other)}"
+            )
     return ""
 
 
-def _digest(file: SourceFile) -> bytes:
-    text = msgspec.json.encode((file.path, file.size_bytes, file.piece_rows, file.version))
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+def _digests(file: SourceFile) -> bytes:
+    named = _digest((file.path, file.size_bytes, file.piece_rows))
+    return named + (_digest(file.version) if file.version else _UNKNOWN)
+
+
+def _digest(of: object) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(of), digest_size=_DIGEST_BYTES).digest()
+
+
+_UNKNOWN = bytes(_DIGEST_BYTES)
+
+
+def _are_other(one: bytes, other: bytes) -> bool:
+    if one[:_DIGEST_BYTES] != other[:_DIGEST_BYTES]:
+        return True
+    versions = (one[_DIGEST_BYTES:], other[_DIGEST_BYTES:])
+    return versions[0] != versions[1] and _UNKNOWN not in versions
 
 
 def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
@@ -74,8 +101,8 @@ def _first(files: Sequence[SourceFile], other: FoundFiles) -> str:
     for number, (file, named) in enumerate(
         zip(sorted(files), without_directory(files), strict=True)
     ):
-        at = number * _DIGEST_BYTES
-        if other.digests[at : at + _DIGEST_BYTES] != _digest(named):
+        at = number * 2 * _DIGEST_BYTES
+        if _are_other(other.digests[at : at + 2 * _DIGEST_BYTES], _digests(named)):
             version = f", {named.version}" if named.version else ""
             first = f"{file.path} of {file.size_bytes} bytes{version}"
             return f"; the first that differs is here {first}"

@@ -228,19 +228,24 @@ def fingerprint(files: Iterable[SourceFile]) -> str:
     """Return a hash of the files' paths, sizes and rows; equal for copies on other hosts."""
     named = without_directory(files)
     found = [(file.path, file.size_bytes, file.piece_rows) for file in named]
-    return hashlib.blake2b(msgspec.json.encode(found), digest_size=12).hexdigest()
+    return _digest(found, 12)
 
 
 def versions(files: Iterable[SourceFile]) -> str:
     """Return a hash of the versions of files that all hosts share, behind the versions' kinds.
 
     Returns:
-        A text for `is_other`; empty: no version is known.
+        A text for `is_other`; its kind also tells which files have a version of which kind. Empty:
+        no version is known.
     """
     told = [(file.path, file.version) for file in without_directory(files) if file.version]
-    kinds = "+".join(sorted({version.partition(" ")[0] for _, version in told}))
-    digest = hashlib.blake2b(msgspec.json.encode(told), digest_size=12).hexdigest()
-    return f"{kinds} {digest}" if told else ""
+    kinds = [(path, version.partition(" ")[0]) for path, version in told]
+    names = "+".join(sorted({kind for _, kind in kinds}))
+    return f"{names}/{_digest(kinds, 4)} {_digest(told, 12)}" if told else ""
+
+
+def _digest(of: object, size_bytes: int) -> str:
+    return hashlib.blake2b(msgspec.json.encode(of), digest_size=size_bytes).hexdigest()
 
 
 def listed_files(files: Iterable[SourceFile]) -> list[ListedFile]:

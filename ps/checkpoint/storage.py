@@ -32,6 +32,7 @@ PATIENCE_S = 5.0
 takes seconds, and a restarted server would else go on from an older step for good."""
 _LOOK_AGAIN_S = 0.25
 _CREATE_ATTEMPTS = 10
+_READ_ATTEMPTS = 5
 _MAX_SMALL_NBYTES = 1 << 16
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 """What is under the name is no file, and will be none later."""
@@ -60,7 +61,10 @@ class Storage(Protocol):
         """
 
     def open(self, name: str) -> BinaryIO:
-        """Open a regular file for reading at any position. Raises as `size`."""
+        """Open a regular file for reading at any position. Raises as `size`.
+
+        A read raises OSError with ESTALE where the file was replaced after it was opened.
+        """
 
     def create(self, name: str) -> BinaryIO:
         """Create or replace a file for writing, with its directory."""
@@ -139,19 +143,26 @@ def storage_at(root: str | Path | Storage) -> Storage:
 def read_small(storage: Storage, name: str) -> bytes | None:
     """Return the content of a file that `put` has made, None if there is none.
 
+    One that is replaced meanwhile, as a lease's beat, is read again.
+
     Args:
         storage: the checkpoint root.
         name: of the file, below the root.
 
     Raises:
         CheckpointError: it is a link, a device or a directory.
-        OSError: the file system fails.
+        OSError: the file system fails, or the file was replaced during each of some readings.
     """
-    try:
-        with storage.open(name) as file:
-            return file.read(_MAX_SMALL_NBYTES)
-    except FileNotFoundError:
-        return None
+    for left in reversed(range(_READ_ATTEMPTS)):
+        try:
+            with storage.open(name) as file:
+                return file.read(_MAX_SMALL_NBYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ESTALE or not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 @contextmanager

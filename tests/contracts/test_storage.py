@@ -7,7 +7,9 @@ import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import fsspec
 import msgspec
 import pytest
 
@@ -20,7 +22,7 @@ from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.errors import CheckpointError
 from tests.support.ps_cluster import cluster, filled, make_manifest
-from tfos.files.checkpoint_storage import Storages
+from tfos.files.checkpoint_storage import RemoteStorage, Storages
 
 pytestmark = pytest.mark.timeout(300)
 ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
@@ -51,6 +53,37 @@ def put(storage: Storage, name: str, data: bytes) -> None:
     with storage.create(name) as file:
         file.write(data)
         storage.sync(file)
+
+
+def replaced_while_read(storage: RemoteStorage, monkeypatch, times: int) -> None:
+    """Let the holder of a file put another content each time that somebody reads it."""
+    memory, left = fsspec.filesystem("memory"), [*range(times)]
+    cat = memory.cat_file
+
+    def read(path: str, **place: Any) -> bytes:
+        data = bytes(cat(path, **place))
+        if left:
+            storage.put("beat", b"beat %d" % left.pop(), overwrite=True)
+        return data
+
+    monkeypatch.setattr(memory, "cat_file", read)
+
+
+def test_a_small_file_that_is_replaced_while_it_is_read_is_read_again(monkeypatch):
+    storage = Storages(config=QUICK)(f"memory://{secrets.token_hex(4)}/saves")
+    assert isinstance(storage, RemoteStorage)
+    storage.put("beat", b"beat 9", overwrite=True)
+    replaced_while_read(storage, monkeypatch, 2)
+    assert read_small(storage, "beat") == b"beat 0"
+
+
+def test_a_small_file_that_is_replaced_again_and_again_is_given_up(monkeypatch):
+    storage = Storages(config=QUICK)(f"memory://{secrets.token_hex(4)}/saves")
+    assert isinstance(storage, RemoteStorage)
+    storage.put("beat", b"beat 9", overwrite=True)
+    replaced_while_read(storage, monkeypatch, 100)
+    with pytest.raises(OSError, match="beat was replaced while it was read"):
+        read_small(storage, "beat")
 
 
 def get(storage: Storage, name: str) -> bytes:

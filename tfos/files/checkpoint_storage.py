@@ -12,6 +12,7 @@ Threads: any; every call stands alone.
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from feeding.errors import FeedError
+from feeding.errors import FeedError, FileChanged
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileStatus, RangeReader
 from feeding.filesystem.location import HADOOP, LOCAL, Location, parse
@@ -201,15 +202,27 @@ class _RangeFile(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._reader.size_bytes - self._position))
-        data = self._reader.read_range(self._position, length) if length else b""
+        with _stale_if_changed():
+            data = self._reader.read_range(self._position, length) if length else b""
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
 
     def close(self) -> None:
-        if not self.closed:
-            self._reader.close()
-        super().close()
+        try:
+            if not self.closed:
+                with _stale_if_changed():
+                    self._reader.close()
+        finally:
+            super().close()
+
+
+@contextmanager
+def _stale_if_changed() -> Iterator[None]:
+    try:
+        yield
+    except FileChanged as error:
+        raise OSError(errno.ESTALE, str(error)) from error
 
 
 @contextmanager

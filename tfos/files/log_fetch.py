@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from feeding.errors import PathError, StorageUnavailable
+from feeding.errors import FileChanged, PathError, StorageUnavailable
 from feeding.filesystem.interface import FileStatus, FileSystem
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.temp_files import PIECE_BYTES
@@ -71,7 +71,7 @@ class LogFetch:
                 continue
             try:
                 self._append(name, path, status)
-            except FileNotFoundError:  # removed since it was listed
+            except (FileNotFoundError, FileChanged):  # removed or sent again since it was listed
                 continue
             except OSError as error:
                 if isinstance(error, StorageUnavailable):

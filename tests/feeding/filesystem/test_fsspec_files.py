@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,15 +13,17 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.utils import infer_storage_options
 
-from feeding.errors import FileChanged, StorageUnavailable
-from feeding.filesystem.bounded_calls import MAX_THREADS, CallTimeout
+from feeding.errors import FileChanged, PathError, StorageUnavailable
+from feeding.filesystem.bounded_calls import MAX_THREADS
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
 from feeding.filesystem.location import parse
+from feeding.filesystem.readahead import ReadAhead
 from feeding.formats.text.source import TextSource
 from feeding.reading.discover import data_files, is_plain
-from feeding.reading.splits import Split
+from feeding.reading.splits import Split, share
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -147,6 +150,59 @@ def test_a_file_of_equal_size_that_replaces_an_open_one_is_refused(told, package
             reader.read_range(5, 5)
 
 
+def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_is_closed(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    reader = files.open(told)
+    reader.read_range(0, 3)
+    Told.stored["bucket/a"] = NEW
+    assert reader.read_range(3, 3) == NEW[3:6]
+    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
+        reader.close()
+    reader.close()  # once is enough
+    ahead = ReadAhead(files.open(told), FileSystemConfig(), begin=2, end=5)
+    assert ahead.read() == NEW[2:5]
+    Told.stored["bucket/a"] = OLD
+    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
+        ahead.close()
+    assert ahead.closed
+
+
+def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    reader = files.open(told)
+    reader.read_range(0, 3)
+    Told.stored["bucket/a"] = NEW
+    with pytest.raises(KeyError), reader:
+        raise KeyError
+
+
+def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeypatch):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    monkeypatch.setattr(Told, "stored", {"bucket/a": bytes(40)})
+    files = FsspecFileSystem(parse(told), FileSystemConfig())
+    infos = []
+    monkeypatch.setattr(
+        files, "_info", lambda path, ask=files._info: infos.append(path) or ask(path)
+    )
+    with files.open(told) as reader:
+        for offset in range(0, 40, 2):
+            reader.read_range(offset, 2)
+    assert len(infos) == 1 + 2 + 1  # at the opening, at each 8th range, at the end
+    infos.clear()
+    with files.open(told) as reader:
+        reader.read_range(0, 40)
+    assert len(infos) == 2
+    infos.clear()
+    with files.open(told) as reader:
+        reader.read_range(0, 20)
+    assert len(infos) == 2
+    infos.clear()
+    files.open(told).close()
+    assert len(infos) == 1
+
+
 def test_a_range_is_asked_for_by_name(told):
     files = FsspecFileSystem(parse(told), FileSystemConfig())
     with files.open(told) as reader, contextlib.suppress(OSError):
@@ -186,16 +242,7 @@ def asked(monkeypatch) -> Iterator[Counter[str]]:
     memory.store.clear()
 
 
-def test_a_tree_is_listed_with_one_request_where_the_package_can(asked):
-    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
-    assert asked == {"info": 1, "find": 1}
-
-
-def test_a_tree_that_cannot_be_listed_in_time_is_walked_with_one_request_each(asked, monkeypatch):
-    def late(*_: Any, **__: Any) -> None:
-        raise CallTimeout("no answer within 150 s")
-
-    monkeypatch.setattr(fsspec.filesystem("memory"), "find", late)
+def test_a_tree_is_listed_with_one_request_for_each_directory(asked):
     assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
     assert asked == {"info": 1, "ls": 21}
 
@@ -245,3 +292,129 @@ def test_a_forked_process_has_calls_of_its_own(frozen):
         finally:
             os._exit(0 if is_read else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_lies_below_a_hidden_directory_is_not_listed(asked):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/tree/data/_archive/old/day=1/a", b"x")
+    memory.pipe_file("/tree/data/_temporary/b\x01c", b"x")  # nobody could name it
+    assert len(data_files("memory://tree/data", is_splittable=is_plain)) == 20
+    assert asked == {"info": 1, "ls": 21}
+
+
+class Page(Listing):
+    """A directory of an HTTP server: a page with links, of which it tells no sizes."""
+
+    protocol = "page"
+    unsized: ClassVar[set[str]] = set()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path  # as that of HTTP: names are whole URLs
+
+    def _listed(self) -> list[dict[str, Any]]:
+        names = [*self.stored, "page://host/d/dead.txt"]
+        return [{"name": each, "size": None, "type": "file"} for each in names]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if path == "page://host/d":
+            return {"name": path, "size": None, "type": "file"}
+        if path not in self.stored:
+            raise FileNotFoundError(path)
+        size = None if path in self.unsized else len(self.stored[path])
+        return {"name": path, "size": size, "type": "file"}
+
+
+@pytest.fixture
+def page(monkeypatch) -> str:
+    fsspec.register_implementation(Page.protocol, Page, clobber=True)
+    stored = {"page://host/d/a.txt": b"one\n", "page://host/d/b.txt": b"two\n"}
+    monkeypatch.setattr(Page, "stored", stored)
+    monkeypatch.setattr(Page, "unsized", set())
+    return "page://host/d"
+
+
+def test_files_of_a_listing_without_sizes_are_read(page):
+    source = TextSource(f"{page}/*.txt")
+    assert [each.size_bytes for each in source.files()] == [4, 4]
+    rows = [len(c[0]) for split in share(source.files(), 0, 1) for c in source.read(split)]
+    assert sum(rows) == 2
+
+
+def test_a_file_whose_size_nobody_tells_is_refused(page, monkeypatch):
+    monkeypatch.setattr(Page, "unsized", {f"{page}/b.txt"})
+    for path in (f"{page}/*.txt", f"{page}/b.txt"):
+        with pytest.raises(PathError, match=f"{page}/b.txt: its server tells no size"):
+            data_files(path, is_splittable=is_plain)
+    with pytest.raises(PathError, match=f"{page}: its server tells no size"):
+        data_files(page, is_splittable=is_plain)
+
+
+class Bucketless(Listing):
+    """Of one file, it tells a name without the bucket, as obstore."""
+
+    protocol = "bucketless"
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        if path in self.stored:
+            size = len(self.stored[path])
+            return {"name": path.partition("/")[2], "size": size, "type": "file"}
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return [each for each in self._listed() if each["name"].startswith(f"{path}/")]
+
+
+def test_a_file_is_named_as_it_was_asked_for(monkeypatch):
+    fsspec.register_implementation(Bucketless.protocol, Bucketless, clobber=True)
+    monkeypatch.setattr(Bucketless, "stored", {"b1/d/a": b"one", "b2/d/a": b"other"})
+    directories = ["bucketless://b1/d", "bucketless://b2/d"]
+    paths = [f"{each}/a" for each in directories]
+    found = data_files(directories, is_splittable=is_plain)
+    assert [(each.path, each.size_bytes) for each in found] == [(paths[0], 3), (paths[1], 5)]
+    for path in paths:
+        files = FsspecFileSystem(parse(path), FileSystemConfig())
+        assert files.status(path).path == files.open(path).path == path
+
+
+class Hosted(Listing):
+    """Its names have no host, as those of SFTP, SMB, FTP and WebHDFS."""
+
+    protocol = "hosted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return infer_storage_options(path)["path"]
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {}
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if path in self.stored:
+            return {"name": path, "size": len(self.stored[path]), "type": "file"}
+        return {"name": path, "size": 0, "type": "directory"}
+
+
+@pytest.mark.parametrize("asked_path", ["data", "data/*", "data/a"])
+def test_files_stay_on_their_host_where_names_have_none(asked_path, monkeypatch):
+    fsspec.register_implementation(Hosted.protocol, Hosted, clobber=True)
+    monkeypatch.setattr(Hosted, "stored", {"/data/a": b"one"})
+    found = data_files(f"hosted://server/{asked_path}", is_splittable=is_plain)
+    assert [each.path for each in found] == ["hosted://server/data/a"]
+
+
+def test_a_time_without_a_zone_is_the_same_on_hosts_of_other_zones(told, monkeypatch):
+    naive = datetime(2026, 11, 27)
+    monkeypatch.setattr(Told, "told", staticmethod(lambda _: {"mtime": naive}))
+    versions = set()
+    try:
+        for zone in ("UTC", "Asia/Tokyo"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            versions.add(FsspecFileSystem(parse(told), FileSystemConfig()).status(told).version)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert versions == {f"changed {_DAY.timestamp()}"}

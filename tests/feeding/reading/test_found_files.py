@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from feeding.reading.found_files import FoundFiles, difference, summed_up
+from feeding.reading.positions import versions
 from feeding.reading.splits import SourceFile
 
 
@@ -39,7 +41,7 @@ def test_a_file_of_another_size_or_other_rows_differs():
 def test_the_summary_of_many_files_is_small_and_still_compared():
     mine = files_of(*range(20_000))
     found = msgspec.msgpack.decode(msgspec.msgpack.encode(summed_up(mine[1:])), type=FoundFiles)
-    assert len(msgspec.msgpack.encode(summed_up(mine[:4096]))) < 17_000
+    assert len(msgspec.msgpack.encode(summed_up(mine[:2048]))) < 17_000
     assert difference(mine, 0, {1: found}) == (
         "worker 1 has found 19999 files of 199990 bytes, worker 0 20000 files of 200000 bytes"
     )
@@ -77,6 +79,28 @@ def test_files_that_were_written_between_two_listings_differ_but_for_copies_of_a
         [SourceFile("s3://b/a.csv", 10, version=each), SourceFile("/d/b.csv", 10, version=each)]
         for each in ("etag a", "etag b")
     )
-    text = difference(mine, 0, {1: summed_up(other)})
-    assert text.endswith("the first that differs is here s3://b/a.csv of 10 bytes, etag a")
+    theirs = summed_up(other)
+    assert difference(mine, 0, {1: theirs}) == (
+        f"worker 1 has found {theirs}, worker 0 {theirs}; they have the same names and sizes, but "
+        f"were written anew between the two listings (versions {theirs.versions} there, "
+        f"{versions(mine)} here); the first that differs is here s3://b/a.csv of 10 bytes, etag a"
+    )
     assert not difference(mine[1:], 0, {1: summed_up(other[1:])})
+
+
+@pytest.mark.parametrize("there", ["", "changed 5"])
+def test_versions_that_one_worker_is_not_told_are_not_compared(there):
+    mine = [SourceFile(f"http://h/{each}", 10, version=f"etag {each}") for each in "abc"]
+    other = [*mine[:2], SourceFile("http://h/c", 10, version=there)]
+    assert not difference(mine, 0, {1: summed_up(other)})
+    assert not difference(other, 0, {1: summed_up(mine)})
+    grown = [*mine[:2], SourceFile("http://h/c", 11, version=there)]
+    assert "first that differs is here http://h/c of" in difference(mine, 0, {1: summed_up(grown)})
+
+
+def test_the_first_file_of_another_version_is_named_behind_one_without():
+    mine, other = (
+        [SourceFile("s3://b/a", 10), SourceFile("s3://b/b", 10, version=f"etag {each}")]
+        for each in "xy"
+    )
+    assert "is here s3://b/b of 10 bytes, etag x" in difference(mine, 0, {1: summed_up(other)})

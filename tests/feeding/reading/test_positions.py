@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections import Counter
@@ -17,6 +18,7 @@ from feeding.columnar.batch import Batch
 from feeding.columnar.ops import Columns
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.errors import FeedSettingsError, FileChanged
+from feeding.filesystem.interface import is_other
 from feeding.reading import lanes, splits
 from feeding.reading.positions import (
     START,
@@ -27,6 +29,7 @@ from feeding.reading.positions import (
     Position,
     course_after,
     refuse_changed,
+    versions,
 )
 from feeding.reading.reader import DirectReader
 from feeding.reading.splits import SourceFile, Split, deal_beside
@@ -339,3 +342,10 @@ def test_positions_of_another_run_say_nothing():
     reader.next_batch(7)
     course = course_after(START, [reader.position], source.files(), reader.position)
     assert course_after(course, [reader.position], source.files(), reader.position) == course
+
+
+def test_a_file_that_gains_a_version_makes_versions_that_are_not_compared():
+    known, bare = SourceFile("s3://b/x", 10, version="etag a"), SourceFile("s3://b/y", 10)
+    before, told = versions([known, bare]), dataclasses.replace(bare, version="etag q")
+    assert not is_other(before, versions([known, told]))
+    assert is_other(before, versions([dataclasses.replace(known, version="etag b"), bare]))

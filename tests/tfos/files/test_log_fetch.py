@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feeding.errors import StorageUnavailable
+from feeding.errors import FileChanged, StorageUnavailable
 from feeding.filesystem.interface import FileStatus
 from feeding.filesystem.local import LocalFileSystem
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
@@ -85,6 +85,25 @@ def test_what_is_fetched_has_a_limit_that_is_told_once(places, caplog):
         f"TensorBoard shows a part of {there}: its event files have more than 250 bytes; view the "
         "rest elsewhere, or use a log_dir for each run"
     ]
+
+
+def test_a_file_that_is_sent_again_while_it_is_fetched_comes_in_the_next_round(places):
+    here, there = places
+    for name in ("a", "b"):
+        put(there, f"{name}.{EVENTS}", b"x")
+    replaced = ["once"]
+
+    class Fs(LocalFileSystem):
+        def open(self, path):
+            if f"a.{EVENTS}" in str(path) and replaced:
+                raise FileChanged(f"{path} was {replaced.pop()} another")
+            return super().open(path)
+
+    fetches = LogFetch(Fs(), str(there), here)
+    fetches.round()
+    assert fetches.names == {f"b.{EVENTS}"}
+    fetches.round()
+    assert fetches.names == {f"a.{EVENTS}", f"b.{EVENTS}"}
 
 
 def test_directories_that_nest_for_ever_end(places):
