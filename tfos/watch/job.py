@@ -116,8 +116,8 @@ class Job:
             return Outcome(
                 False,
                 reason
-                or f"the chief has not said within {timeout_s:.0f} s that it saved; it may still be "
-                "at it: `tfos status` shows the last save",
+                or f"the chief has not said within {timeout_s:.0f} s that it saved; it may still "
+                "be at it: `tfos status` shows the last save",
             )
         if saved.error:
             return Outcome(False, f"nothing was saved: {saved.error}")

@@ -309,11 +309,11 @@ class NodeContext(PortedContext):
         return self._saver
 
     def save_now(self) -> str | None:
-        """Save what has changed; return why that failed, empty if it did not.
+        """Save what has changed, in one try; return why that failed, empty if it did not.
 
         None on workers that do not save, and without checkpoints.
         """
-        return None if self._saver is None else self._saver.save_now()
+        return None if self._saver is None else self._saver.save_once()
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
