@@ -25,6 +25,11 @@ from tfos.files import paths
 from tfos.files.inputs import InputFiles, check_names
 from tfos.metric_direction import higher_is_better
 
+_LEAST_RESTORE_S = 600.0
+"""For a server that restores, which begins with kernels that it compiles."""
+_SERVER_AWAY_S = 300.0
+"""For a lost server, until another process of it listens."""
+
 
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,14 @@ class Checkpoints:
         away. Later answers are heard all the same: a batch that they tell is not trained again.
         """
         return 2 * self.timeout_s + 330.0
+
+    @property
+    def restart_s(self) -> float:
+        """Seconds for which workers wait for a server that is started again and restores.
+
+        A part that takes long to be written takes long to be read.
+        """
+        return max(_LEAST_RESTORE_S, self.timeout_s)
 
     @property
     def resumes_epochs(self) -> bool:
@@ -358,22 +371,26 @@ def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:
 
 
 def worker_limit_s(
-    plan: Checkpoints | None, feed_timeout_s: float, *, restores_within: bool
+    config: ClusterConfig, feed_timeout_s: float, *, has_servers: bool, has_stepped: bool
 ) -> float:
     """Return the seconds for which workers that are fed may take no row.
 
-    They take none while the chief saves the best checkpoint, at the end of an epoch, and while it
-    restores their own shards, which it does within main_fun.
+    They take none while the chief saves the best checkpoint, at the end of an epoch; before the
+    first step, while it restores their own shards and saves rows that it has loaded; and while a
+    server that is started again restores its part.
 
     Args:
-        plan: of the cluster; None: it saves nothing.
+        config: of the cluster.
         feed_timeout_s: of the call that feeds.
-        restores_within: whether main_fun may yet come to that restore.
+        has_servers: whether servers hold the parameters.
+        has_stepped: whether a worker has made a step.
     """
-    waits = plan is not None and (plan.keep_best is not None or (plan.resume and restores_within))
-    if not waits:
-        return feed_timeout_s
-    return chief_limit_s(plan, feed_timeout_s)
+    plan, limit_s = config.checkpoints, feed_timeout_s
+    if plan is not None and has_servers and config.replaces_servers:
+        limit_s = max(limit_s, plan.restart_s + _SERVER_AWAY_S)
+    if plan is not None and (plan.keep_best is not None or not has_stepped):
+        limit_s = chief_limit_s(plan, limit_s)
+    return limit_s
 
 
 def _check_counts(record: object, least: Mapping[str, int]) -> None:

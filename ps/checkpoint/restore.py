@@ -93,8 +93,10 @@ def _check_fits(found: Checkpoint, like: RestoreOptions) -> Manifest:
     return manifest
 
 
-def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> None:
+def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> int:
     """Refuse what `find` refuses, as far as that is seen without reading values; those may be many.
+
+    Returns the step that `find` would return if no value is damaged.
 
     Args:
         root: as `find`.
@@ -105,15 +107,15 @@ def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> None
         CheckpointError: there is none, or the one that `find` would return is of another model.
     """
     if step is not None:
-        find(root, step, like)
-        return
+        return find(root, step, like)[0].step
     newest = read_newest(
         root, lambda chain: chain[0], strict=like.strict, job=like.job, is_told=False
     )
     try:
         _check_fits(newest, like)
     except CheckpointError:
-        find(root, None, like)  # it may be damaged, and an older one fit
+        return find(root, None, like)[0].step  # it may be damaged, and an older one fit
+    return newest.step
 
 
 def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:

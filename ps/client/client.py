@@ -11,6 +11,7 @@ no other call waits for it. `close` waits for the calls under way.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -919,11 +920,13 @@ class PSClient:
         may need their permits.
         """
         self._saver.close()
-        with self._lock:
-            if not self._servers.is_closed:
-                self.tables.return_permits()
-            self._servers.close()
-        self._away_probe.close()
+        try:
+            with self._lock, contextlib.ExitStack() as stack:
+                stack.callback(self._servers.close)
+                if not self._servers.is_closed:
+                    self.tables.return_permits()
+        finally:
+            self._away_probe.close()
 
     def _wait_filled(self, limit_s: float) -> None:
         """Raises as `attach`."""

@@ -110,20 +110,21 @@ class PeriodicSaver:
         with self._lock:
             self._holders.discard(holder)
 
-    def save_now(self, score: Score | None = None) -> str:
+    def save_now(self, score: Score | None = None, *, tries: int = _ASKED_TRIES) -> str:
         """Save what has changed since the last save, also while saves are held.
 
         Args:
             score: of the parameters; with it also what has not changed is saved once more.
+            tries: how often to try.
 
         Returns:
             Why it failed, several times; empty once it is saved.
         """
         error = ""
-        for attempt in range(_ASKED_TRIES):
+        for attempt in range(tries):
             with self._lock:
                 error = self._save(score)
-            if not error or self._ended.wait(_RETRY_S * 2**attempt):
+            if not error or attempt == tries - 1 or self._ended.wait(_RETRY_S * 2**attempt):
                 break
         return error
 

@@ -1,7 +1,7 @@
 """Retries: one exchange with several servers at once, sent again over cut connections.
 
 Covers: connecting to several servers together, sending again with the same numbers, waiting for
-whichever server answers first, deadlines.
+whichever server answers first, deadlines; scans that a restart cuts, begun again.
 Does not: make a connection (ps.client.channel), know what the requests mean (ps.client).
 Threads: one at a time; ps.client holds its lock around every exchange. A thread per server connects
 when several have to, and ends before the exchange goes on.
@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.errors import (
@@ -26,6 +26,7 @@ from ps.errors import (
     PSSettingsError,
     RequestTimeout,
     ServerGone,
+    ServerPhaseError,
     ServerRestoring,
     client_closed,
     from_remote,
@@ -49,7 +50,28 @@ LOOK_S = 1.0
 """How often a call that waits looks whether its server was replaced, and a push that waits for some
 servers whether those that answered still live."""
 
+MAX_SCANS = 3
+"""Of the same rows, each after their server was started again."""
+T = TypeVar("T")
+
 _logger = logging.getLogger(__name__)
+
+
+def whole(read: Callable[[], T]) -> T:
+    """Return what a read of scans gives; begin it again where a server was started again meanwhile.
+
+    Args:
+        read: scans, and keeps nothing of a call that raises.
+
+    Raises:
+        ServerPhaseError: that happened to each of MAX_SCANS reads.
+    """
+    for _ in range(MAX_SCANS - 1):
+        try:
+            return read()
+        except ServerPhaseError as error:
+            _logger.warning("rows are read again from the start: %s", error)
+    return read()
 
 
 def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcError | PSError]:

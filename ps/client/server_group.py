@@ -187,17 +187,30 @@ class ServerGroup:
         replies = self.send(calls, timeout_s=timeout_s)
         return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
-    def acks(self, calls: Sequence[OutgoingCall], *, timeout_s: float | None = None) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged."""
-        replies = self.send(calls, timeout_s=timeout_s)
+    def acks(
+        self,
+        calls: Sequence[OutgoingCall],
+        *,
+        timeout_s: float | None = None,
+        restore_s: float | None = None,
+    ) -> list[Ack]:
+        """As `answers`, of requests that are acknowledged; `restore_s` as of `change`."""
+        replies = self.send(calls, timeout_s=timeout_s, restore_s=restore_s)
         return [messages.decode_ack(reply.meta) for reply in replies]
 
-    def send(self, calls: Sequence[OutgoingCall], *, timeout_s: float | None = None) -> list[Reply]:
+    def send(
+        self,
+        calls: Sequence[OutgoingCall],
+        *,
+        timeout_s: float | None = None,
+        restore_s: float | None = None,
+    ) -> list[Reply]:
         """Make these requests.
 
         Args:
             calls: at most one per server.
             timeout_s: seconds for all of them together; None: the client's.
+            restore_s: as of `change`.
 
         Raises:
             ClosedError: after close().
@@ -205,7 +218,7 @@ class ServerGroup:
         """
         if self._closed:
             raise client_closed()
-        return self._exchange(calls, timeout_s, None)
+        return self._exchange(calls, timeout_s, restore_s)
 
     def _exchange(
         self, calls: Sequence[OutgoingCall], timeout_s: float | None, restore_s: float | None
@@ -324,6 +337,11 @@ class ServerGroup:
         """
         self._inactive_request = request
         self._num_declared = [link.num_connections for link in self.links]
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether nobody knows what the servers have applied, so that no change is sent."""
+        return bool(self._unknown)
 
     @property
     def is_inactive(self) -> bool:

@@ -171,20 +171,24 @@ class TableClient:
         A batch that begins tells each server that the client's others are over, and is over itself
         at once. A server that is not reached in time keeps their permits. Hold the client's lock.
         """
-        if not (self._has_permits and self._batches.have_begun) or self._servers.is_inactive:
+        servers = self._servers
+        if not (self._has_permits and self._batches.have_begun):
+            return
+        if servers.is_inactive or servers.may_differ:  # it would take a permit, and not end it
             return
         digest, (number, _) = self._known_hash(), self._batches.begin()
         with contextlib.suppress(PSError, RpcError):
-            lookups = self._servers.separate("lookups")
+            lookups = servers.separate("lookups")
             lookups.close()  # first: a lookup that waits ends by this client's end
             session = lookups.session
             last = messages.LookupBatch(digest, Number(session, number), (), (number,))
             with contextlib.suppress(
                 PSError, RpcError
             ):  # refused where other clients' are at the bound
-                self._servers.ask(last, Ack, timeout_s=GIVE_UP_S)
+                calls = [OutgoingCall(link, last) for link in servers.links]
+                servers.acks(calls, timeout_s=GIVE_UP_S, restore_s=0.0)
             name = BatchName(session, number)
-            self._servers.change(
+            servers.change(
                 lambda own: messages.PushRows(digest, own, Hyper(0.0), (), name),
                 timeout_s=GIVE_UP_S,
                 restore_s=0.0,

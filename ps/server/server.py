@@ -55,6 +55,10 @@ class PSServer:
         guard: detects a newer process of this rank; has this one's generation.
         open_storage: opens a checkpoint directory as clients name it.
 
+    Attributes:
+        skipped_step: the newest one, of which this server's part was damaged, so that
+            `start_restoring` took an older one; -1: it took the newest.
+
     Raises:
         SettingsError: this process may not open as many files as workers need connections.
     """
@@ -69,6 +73,7 @@ class PSServer:
         open_storage: OpenStorage = storage_at,
     ) -> None:
         self.settings = settings
+        self.skipped_step = -1
         self._watch = None if guard is None else SuccessorWatch(guard)
         self._open_storage = open_storage
         if guard is not None:
@@ -168,16 +173,18 @@ class PSServer:
                 another process took this server's place meanwhile.
         """
         storage = self._open_storage(directory)
-        check_restorable(storage, step, like)
+        newest = check_restorable(storage, step, like)
         self._service.life.begin_restore()
         self.start()
         listening()
         try:
-            return self._fill(storage, step, like)
+            taken = self._fill(storage, step, like)
         except BaseException:
             # Without a word, as of a process that was killed: who waits may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
             raise
+        self.skipped_step = newest if taken < newest else -1
+        return taken
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def read(steps: Sequence[Checkpoint]) -> Restored:

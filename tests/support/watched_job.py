@@ -12,7 +12,7 @@ from rpc.histogram import Latency
 from tests.support.cluster_states import node_id, report_to
 from tests.support.control import moving
 from tests.support.waiting import wait_until
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
@@ -38,10 +38,15 @@ SERVER = ServerStats(
 class WatchedJob:
     """Three nodes that run, and an evaluator if wanted, until a test says otherwise."""
 
-    def __init__(self, *, saves: bool = True, shows: bool = True, evaluates: bool = False) -> None:
+    def __init__(
+        self, *, saves: bool = True, shows: bool = True, evaluates: bool = False, restarts: int = 0
+    ) -> None:
         self.now_s = 100.0
         nodes = (*NODES, "evaluator:0") if evaluates else NODES
-        config = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7") if saves else None)
+        config = ClusterConfig(
+            checkpoints=Checkpoints(directory="/runs/7") if saves else None,
+            restarts=Restarts(workers=restarts),
+        )
         self.coordinator = Coordinator(
             plan(len(nodes), 1, eval_node=evaluates),
             config,
@@ -74,11 +79,15 @@ class WatchedJob:
     def log(self, name: str, *lines: str, dropped: int = 0) -> None:
         self.coordinator.on_log(messages.LogBatch(node_id(name), lines, dropped))
 
-    def answer_save(self, **fields: object) -> None:
-        """Play the chief: wait for the order, and report."""
-        number = wait_until(
+    def wait_for_order(self) -> int:
+        """Wait until a save is ordered, and return its number."""
+        return wait_until(
             lambda: self.coordinator.read(lambda state: state.saves_asked), "the order", 10.0
         )
+
+    def answer_save(self, **fields: object) -> None:
+        """Play the chief: wait for the order, and report."""
+        number = self.wait_for_order()
         saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
         report_to(self.coordinator, node_id("worker:0"), saved)
 

@@ -320,7 +320,10 @@ class Restarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
-    """A restarted server knows by now how much its workers had got from it since the checkpoint."""
+    """A restarted server knows by now how much its workers had got from it since the checkpoint.
+
+    Or it goes on from an older step than the newest, of which its own part is damaged.
+    """
 
     text: str
 

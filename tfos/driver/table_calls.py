@@ -89,7 +89,8 @@ class TableCalls:
         cluster must run; after a server has been started again elsewhere, call this anew. A task
         per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
         an id may come twice. A task whose server is started again under its hands fails, and Spark
-        runs it again. Ids above 2^63 - 1 are the signed numbers with the same bits.
+        runs it again; with `local[n]` or spark.task.maxFailures=1 it fails the action, which you
+        repeat. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
         Args:
             table: its name.

@@ -287,7 +287,7 @@ class ClusterFeeder:
         return answers_of(request, task)
 
     def _limited(self, call: FeedCall, request: FeedRequest) -> FeedRequest:
-        """Return a request for one epoch that lets workers stand still while the chief works.
+        """Return a request for one epoch that lets workers stand still while others work.
 
         Args:
             call: keeps the limit.
@@ -295,9 +295,10 @@ class ClusterFeeder:
         """
         call.limit_s = self._coordinator.read(
             lambda state: worker_limit_s(
-                self._config.checkpoints,
+                self._config,
                 call.feed_timeout_s,
-                restores_within=not state.servers and not state.has_stepped,
+                has_servers=bool(state.servers),
+                has_stepped=state.has_stepped,
             )
         )
         return dataclasses.replace(request, feed_timeout_s=call.limit_s)

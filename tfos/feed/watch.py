@@ -231,7 +231,7 @@ class FeedWatch:
         return (
             f"; feed_timeout={call.feed_timeout_s:g} was raised to {call.limit_s:.0f} s by "
             f"Checkpoints(timeout_s={plan.timeout_s:g}), as workers wait while the chief saves or "
-            "restores"
+            "restores, or a server that is started again restores"
         )
 
     def _waits(self) -> str:

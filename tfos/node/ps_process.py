@@ -137,6 +137,9 @@ class ServerProcess:
             listening=self._tell_restore,
         )
         _logger.warning("%s resumes from step %d of %s", self._server, step, plan.directory)
+        if self._server.skipped_step >= 0:
+            told = _older(self._server, step, plan.directory)
+            self._link.send(messages.UpdatesLost(told))
 
     def _send_progress(self) -> None:
         stats = self._server.stats()
@@ -167,3 +170,14 @@ def _others_go_on(config: ClusterConfig) -> bool:
 def main(body: bytes) -> None:
     """Run the parameter server that this document describes."""
     run_server(body, ServerProcess)
+
+
+def _older(server: PSServer, step: int, directory: str) -> str:
+    """Return what the driver is told of a server that could not take the newest step."""
+    return (
+        f"{server}: it goes on from step {step}, as its part of step {server.skipped_step} is "
+        "damaged. Servers that were lost with it go on from the newest of which their own parts "
+        "are whole, so the parameters may be of several steps from here on. To go back to one, "
+        f"end the job, remove the steps above {step} from {directory}, and run it again with "
+        "Checkpoints(resume=True)"
+    )

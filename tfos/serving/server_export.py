@@ -14,11 +14,13 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ps.client.retry import whole
 from ps.manifest.table_spec import TableSpec
 from ps.sorted_rows.merge import changes
 from ps.sorted_rows.sorter import RowSorter
@@ -69,6 +71,7 @@ class ServerExport:
         Raises:
             ExportError: `since` is a delta, is damaged, or has other tables; a row has a NaN.
             SettingsError: a path is refused, or something else is there.
+            ServerPhaseError: servers were started again in each of several scans of a table.
             OSError: a file system failed.
         """
         base = None if since is None else self._base(since)
@@ -85,18 +88,27 @@ class ServerExport:
             )
 
     def _add(self, writer: ExportWriter, spec: TableSpec, base: ExportFiles | None) -> None:
+        with whole(lambda: self._sorted(spec)) as sorter:
+            found = sorter.batches()
+            if base is not None:
+                found = changes(base.rows(base.manifest.table(spec.name)), found)
+            writer.add_table(exported_table(spec), found)
+
+    def _sorted(self, spec: TableSpec) -> RowSorter:
+        """Return all rows of one scan, in a sorter that the caller closes."""
         lines = ProgressLines(self._console)
         num_rows = 0
-        with RowSorter(spec.dim, spec.dtype, self._staging_dir, is_newest_first=False) as sorter:
+        with ExitStack() as stack:
+            sorter = stack.enter_context(
+                RowSorter(spec.dim, spec.dtype, self._staging_dir, is_newest_first=False)
+            )
             for ids, rows in self._scan(spec.name):
                 sorter.add(ids.view(np.int64), rows)
                 num_rows += ids.size
                 lines.show(f"export of {spec.name!r}: {num_rows:,} rows read")
             self._console.end_progress()
-            found = sorter.batches()
-            if base is not None:
-                found = changes(base.rows(base.manifest.table(spec.name)), found)
-            writer.add_table(exported_table(spec), found)
+            stack.pop_all()
+            return sorter
 
     def _base(self, since: str) -> ExportFiles:
         files = ExportFiles(since)

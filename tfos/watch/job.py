@@ -19,8 +19,10 @@ import msgspec
 
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
+from tfos.failure import NodeId
 from tfos.phases import ClusterPhase
 from tfos.watch.snapshot import NOTHING_SEEN, JobInfo, Json, Seen, snapshot
 
@@ -98,21 +100,24 @@ class Job:
             self._saving.release()
 
     def _save(self, timeout_s: float) -> Outcome:
+        chief = self.coordinator.read(lambda state: state.workers[0].node)
         self.coordinator.act(ClusterState.save_now)
         number = self.coordinator.read(lambda state: state.saves_asked)
 
         def is_over(state: ClusterView) -> bool:
             saved = state.epochs.saved
             is_carried_out = saved is not None and saved.number >= number
-            return is_carried_out or state.phase is not ClusterPhase.RUNNING
+            return is_carried_out or bool(_why_no_answer(state, chief))
 
         self.coordinator.wait(is_over, timeout_s)
         saved = self.coordinator.read(lambda state: state.epochs.saved)
         if saved is None or saved.number < number:
+            reason = self.coordinator.read(lambda state: _why_no_answer(state, chief))
             return Outcome(
                 False,
-                f"the chief has not said within {timeout_s:.0f} s that it saved; it may still be "
-                "at it: `tfos status` shows the last save",
+                reason
+                or f"the chief has not said within {timeout_s:.0f} s that it saved; it may still "
+                "be at it: `tfos status` shows the last save",
             )
         if saved.error:
             return Outcome(False, f"nothing was saved: {saved.error}")
@@ -161,6 +166,23 @@ def _why_no_save(state: ClusterView) -> str:
         )
     if state.tensorflow_servers:
         return "TensorFlow's own servers hold the parameters, so main_fun saves them itself"
+    return ""
+
+
+def _why_no_answer(state: ClusterView, chief: NodeId) -> str:
+    """Return why no answer to an order to save will come.
+
+    Args:
+        state: of the cluster.
+        chief: the attempt that was given the order.
+    """
+    if state.phase is not ClusterPhase.RUNNING:
+        return f"the cluster is {state.phase.name}, and the chief has not said that it saved"
+    now = state.workers[0]
+    if now.status is NodeStatus.DONE:
+        return "nothing was saved: main_fun does not run on the chief"
+    if now.status is not NodeStatus.RUNNING or now.node != chief:
+        return "the chief was lost before it said that it saved; ask again once it trains again"
     return ""
 
 

@@ -309,11 +309,11 @@ class NodeContext(PortedContext):
         return self._saver
 
     def save_now(self) -> str | None:
-        """Save what has changed; return why that failed, empty if it did not.
+        """Save what has changed, in one try; return why that failed, empty if it did not.
 
         None on workers that do not save, and without checkpoints.
         """
-        return None if self._saver is None else self._saver.save_now()
+        return None if self._saver is None else self._saver.save_once()
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
@@ -462,7 +462,7 @@ class NodeContext(PortedContext):
         slots; an id that has a row keeps it. They are in every later checkpoint; a training that
         resumes from one loads nothing. With checkpoints they are saved before this returns, and
         loaded again if a server was started again before that. A table is loaded once: join
-        several sources by itertools.chain.
+        several sources as `[*a, *b]`, or by an object whose `__iter__` gives their batches.
 
         Args:
             table: its name.
@@ -472,7 +472,7 @@ class NodeContext(PortedContext):
                 `tfos.keras.rows_of` those of a plain Keras model.
 
         Returns:
-            Number of rows that this call has created; 0 on the other workers.
+            Number of rows that this call has created, each id once; 0 on the other workers.
 
         Raises:
             NoServersError: the cluster has none.
@@ -581,6 +581,7 @@ class NodeContext(PortedContext):
             SettingsError: not a Keras model, one that was never built, or a path that is refused.
             UnsupportedModel: the rows cannot be inside; the text names the reason.
             ExportError: `since` is not a whole export of the same tables.
+            ServerPhaseError: servers were started again in each of several scans of a table.
             OSError: the disk or the file system failed.
         """
         from tfos.keras.fit.table_export import export_with_tables

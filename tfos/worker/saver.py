@@ -112,6 +112,10 @@ class ChiefSaver:
         """
         return self._saver.save_now(score)
 
+    def save_once(self) -> str:
+        """Save as `save_now`, with one try: nobody is to wait longer than for one save."""
+        return self._saver.save_now(tries=1)
+
     def save_between(self) -> str:
         """Save unless a micro-batch is in progress; return why not, or an empty string."""
         return self._saver.save_between()

@@ -142,8 +142,7 @@ class ServerAccess:
             self._identity,
             num_workers=self._num_workers,
             reconnect_s=RESTART_S if restarts else DEFAULT_RECONNECT_S,
-            # A part that takes long to be written takes long to be read.
-            restore_s=max(READY_TIMEOUT_S, plan.timeout_s if plan else 0.0),
+            restore_s=READY_TIMEOUT_S if plan is None else plan.restart_s,
             open_storage=self._storages,
             run_notes=self._run_notes,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from ps.errors import (
     WorkerLost,
 )
 from ps.manifest.manifest import SGD, Hyper, Manifest
+from ps.server import handlers, lifecycle
 from tests.support.ps_cluster import (
     ADD,
     WAIT_S,
@@ -168,6 +172,47 @@ def test_a_client_closes_soon_without_the_servers_that_hold_its_permits(
         client.close()
         with pytest.raises(ClosedError):
             begun(client)
+
+
+def test_a_client_closes_soon_while_a_server_restores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """However often that server says so within the time of the close."""
+    monkeypatch.setattr(lifecycle, "RESTORE_LOOK_S", 0.05)
+    goes_on, stands = threading.Event(), threading.Event()
+    restores = vars(handlers)["restore_into"]
+
+    def held(*args: Any, **options: Any) -> Any:
+        stands.set()
+        goes_on.wait(30.0)
+        return restores(*args, **options)
+
+    with cluster("tcp", num_servers=2) as bed:
+        (client,) = started(bed, hybrid(1))
+        assert begun(client)
+        client.save(tmp_path, 0)
+        monkeypatch.setattr(handlers, "restore_into", held)
+        restart = threading.Thread(target=bed.restart, args=(1, tmp_path))
+        restart.start()
+        closing = threading.Thread(target=client.close)
+        try:
+            assert stands.wait(10.0)
+            closing.start()
+            closing.join(4 * client_tables.GIVE_UP_S)
+            assert not closing.is_alive()
+        finally:
+            goes_on.set()
+            restart.join()
+            closing.join()
+
+
+def test_what_ends_the_return_of_permits_leaves_no_connection(monkeypatch: pytest.MonkeyPatch):
+    with cluster() as bed:
+        (client,) = started(bed, hybrid(1))
+        monkeypatch.setattr(client.tables, "return_permits", Mock(side_effect=RuntimeError("end")))
+        with pytest.raises(RuntimeError, match="end"):
+            client.close()
+        assert client._servers.is_closed
 
 
 GIVE_BACK: list[Callable[[Any], Any]] = [

@@ -80,6 +80,7 @@ def damage(root: Path, step: int, rank: int) -> None:
 def test_a_server_that_is_started_again_reads_no_other_servers_file(bed: Bed, saved: Cluster):
     before = values(saved)
     saved.restart(1, bed.root)
+    assert saved.servers[1].skipped_step == -1
     assert values(saved) == before
     assert bed.asked("open", "ps-1.data") > 0
     for other in (0, 2, 3):
@@ -110,6 +111,7 @@ def test_damage_of_its_own_file_makes_it_take_the_step_before(
     damage(bed.root, STEPS[-1], 1)
     saved.restart(1, bed.root)
     assert saved.servers[1].stats().restored_step == STEPS[-2]
+    assert saved.servers[1].skipped_step == STEPS[-1]
     texts = [each.getMessage() for each in caplog.records]
     assert sum(text.startswith("checkpoint step 3 in ") for text in texts) == 1
     assert any("step 2 is taken, not step 3, which is newer" in text for text in texts)

@@ -299,11 +299,28 @@ class RestartingServers:
 
 def test_a_server_that_never_lasts_ends_the_loads_of_one_call(caplog):
     servers = RestartingServers()
-    load_rows(servers, "user", ROWS[:1], is_chief=True, save=str)
+    assert load_rows(servers, "user", ROWS[:1], is_chief=True, save=str) == 50  # each id once
     assert servers.num_loads == MAX_LOADS
     assert servers.notes[METADATA_NAME] == {"user": "unsafe"}
     assert caplog.text.count("ps:3 restarted") == MAX_LOADS
     assert "Call load_rows on the chief again" in caplog.text
+
+
+class KeptIterator:
+    """A source that can be iterated again, and then has no more: a reader around a cursor."""
+
+    def __init__(self) -> None:
+        self._iterator = iter(ROWS)
+
+    def __iter__(self):
+        return self._iterator
+
+
+def test_a_source_that_comes_once_does_not_count_as_loaded_again(caplog):
+    servers = RestartingServers()
+    assert load_rows(servers, "user", KeptIterator(), is_chief=True, save=str) == len(ALL_IDS)
+    assert servers.notes[METADATA_NAME] == {"user": "unsafe"}
+    assert "ps:3 restarted while rows were loaded, and has only those" in caplog.text
 
 
 def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Path):

@@ -984,10 +984,14 @@ class StandingStill(Played):
 
 
 def standing_still(
-    monkeypatch: Any, late: str, num_servers: int = 1, **plan: Any
+    monkeypatch: Any,
+    late: str,
+    num_servers: int = 1,
+    restarts: Restarts = Restarts(),  # noqa: B008 - it does not change
+    **plan: Any,
 ) -> tuple[Any, list[float]]:
     """A cluster whose chief saves or restores before this."""
-    config = ClusterConfig(checkpoints=Checkpoints(directory="/saves", **plan))
+    config = ClusterConfig(checkpoints=Checkpoints(directory="/saves", **plan), restarts=restarts)
     played = StandingStill(config, monkeypatch, num_servers)
     played.happens.append(READS)
     limits: list[float] = []
@@ -1047,12 +1051,26 @@ def test_workers_that_have_restored_their_shards_keep_to_feed_timeout(steps, mon
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_fed_worker_waits_for_no_other_save_or_restore(resume, monkeypatch):
-    made, limits = standing_still(monkeypatch, "rows", resume=resume)
+    made, limits = standing_still(monkeypatch, "rows", restarts=Restarts(ps=0), resume=resume)
+    monkeypatch.setattr(ClusterView, "has_stepped", True)
     begun = messages.BatchReport("", 0, True, {}, epochs={})
     made._watch._coordinator.happens.insert(0, ("worker:0", begun))
     with pytest.raises(FeedTimeout, match="no worker took a row or made a step for 5 s"):
         made.train(REQUEST)
     assert limits == [REQUEST.feed_timeout_s]
+
+
+def test_a_server_that_is_started_again_may_restore_while_workers_are_fed(monkeypatch):
+    made, limits = standing_still(monkeypatch, "rows", timeout_s=1200.0)
+    monkeypatch.setattr(ClusterView, "has_stepped", True)
+    assert made.train(REQUEST).trained_rows == ROWS
+    assert limits == [1500.0]
+
+
+def test_the_chief_may_save_rows_that_it_has_loaded_while_workers_are_fed(monkeypatch):
+    made, limits = standing_still(monkeypatch, "rows", restarts=Restarts(ps=0))
+    assert made.train(REQUEST).trained_rows == ROWS
+    assert limits == [made._config.checkpoints.limit_s]
 
 
 @pytest.mark.parametrize("why", ["other feed", "stream", "resume", "resume_epochs"])

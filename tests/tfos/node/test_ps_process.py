@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ps.checkpoint.format import step_name
 from ps.client.client import PSClient
 from ps.errors import CheckpointError, StaleGeneration, WorkerLost
 from ps.manifest.manifest import Hyper
@@ -51,7 +53,7 @@ class Child:
         self.process = self.make(sockets, restart=restart)
         self.main = threading.Thread(target=self.process.run, daemon=True)
         self.main.start()
-        self.endpoint = self._told(messages.Listening).endpoint
+        self.endpoint = self.told(messages.Listening).endpoint
 
     def make(self, sockets: Path, attempt: int = 0, restart: int = 0) -> ServerProcess:
         ours, theirs = socket.socketpair()
@@ -69,6 +71,17 @@ class Child:
         )
         return ServerProcess(spec, child)
 
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[PSClient]:
+        """A client of the process before this one, while that serves."""
+        settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
+        with PSServer(settings, self._bundle.data_credentials) as server:
+            server.bind_tcp("127.0.0.1")
+            server.start()
+            with self.client(server.endpoint) as client:
+                client.seed(MANIFEST, filled(MANIFEST))
+                yield client
+
     def client(self, endpoint: Endpoint, rank: int = 0) -> PSClient:
         settings, credentials = self._bundle.settings, self._bundle.data_credentials
         made = PSClient(
@@ -81,7 +94,7 @@ class Child:
         self._clients.append(made)
         return made
 
-    def _told(self, kind: type[Any]) -> Any:
+    def told(self, kind: type[Any]) -> Any:
         while not isinstance(told := self.link.receive(WAIT_S), kind):
             assert told is not None
         return told
@@ -124,13 +137,8 @@ class Restarted(Child):
         assert self._stands.wait(WAIT_S)
 
     def _save(self, root: Path) -> None:
-        settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
-        with PSServer(settings, self._bundle.data_credentials) as server:
-            server.bind_tcp("127.0.0.1")
-            server.start()
-            with self.client(server.endpoint) as client:
-                client.seed(MANIFEST, filled(MANIFEST))
-                client.save(root, 1)
+        with self.serving() as client:
+            client.save(root, 1)
 
     def close(self) -> None:
         self.goes_on.set()
@@ -194,6 +202,27 @@ def test_a_server_that_is_started_again_without_checkpoints_says_what_is_lost(
         "the cluster has no checkpoints to go on from. Start the cluster again, and set "
         "ClusterConfig(checkpoints=...), from which a server goes on"
     )
+
+
+@pytest.mark.fault("F41")
+def test_the_driver_hears_of_a_server_that_goes_on_from_an_older_step(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    child = Child(node_settings(checkpoints=Checkpoints(directory=str(tmp_path))), monkeypatch)
+    with child.serving() as client:
+        client.save(tmp_path, 1)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        client.save(tmp_path, 2)
+    path = tmp_path / step_name(2) / "ps-0.data"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    child.start(tmp_path_factory.mktemp("s"), restart=1)
+    try:
+        text = child.told(messages.UpdatesLost).text
+    finally:
+        child.close()
+    assert text.startswith("ps:0: it goes on from step 1, as its part of step 2 is damaged")
 
 
 @pytest.mark.fault("F02")

@@ -9,24 +9,38 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.client.retry import MAX_SCANS
 from ps.manifest.rule_spec import Add
 from ps.manifest.table_spec import TableSpec
 from tests.support.exports import USER, values
+from tests.support.tables import with_tables
 from tests.tfos.serving.test_checkpoint_export import rows_at
 from tfos.console.console import Console
-from tfos.errors import ExportError, SettingsError
+from tfos.errors import ExportError, ServerPhaseError, SettingsError
+from tfos.keras.step.tables import ServerRows
 from tfos.serving import load
 from tfos.serving.server_export import ServerExport
 
 
 class Table:
-    """What a scan gives: the rows in batches of 3, the first one twice, newer later."""
+    """What a scan gives: the rows in batches of 3, the first one twice, newer later.
 
-    def __init__(self, rows: dict[int, float]) -> None:
-        self.rows = rows
+    Args:
+        rows: by id.
+        num_cuts: that many scans end behind a row that the later ones no longer have.
+    """
+
+    def __init__(self, rows: dict[int, float], num_cuts: int = 0) -> None:
+        self.rows, self.num_cuts = rows, num_cuts
+        self.manifest = with_tables(USER)
+        self.tables = self
 
     def scan(self, name: str) -> Iterator[tuple[Any, Any]]:
         assert name == "user"
+        if self.num_cuts:
+            self.num_cuts -= 1
+            yield np.array([1_000]), np.full((1, 4), 7.0, np.float32)
+            raise ServerPhaseError("ps:0 was started again while table 'user' was scanned")
         everything = [(one, -1.0) for one in [*self.rows][:1]] + [*self.rows.items()]
         for start in range(0, len(everything), 3):
             ids, numbers = zip(*everything[start : start + 3], strict=True)
@@ -46,6 +60,21 @@ def test_rows_of_a_scan_are_exported_each_once(tmp_path):
     assert (tmp_path / "e" / "model.keras").read_bytes() == b"weights"
     assert manifest.model.nbytes == 7
     assert manifest.tables[0].num_rows == 10
+
+
+@pytest.mark.fault("F30")
+def test_a_scan_that_a_restart_cuts_is_begun_again(tmp_path, caplog):
+    rows = {one: float(one) for one in range(10)}
+    export(Table(rows, num_cuts=MAX_SCANS - 1), tmp_path / "e")
+    assert rows_at(tmp_path / "e") == rows
+    client = Table(rows, num_cuts=MAX_SCANS - 1)
+    keys, found = ServerRows(client).dump("user", 1 << 20)
+    assert dict(zip(keys.tolist(), found[:, 0].tolist(), strict=True)) == rows
+    assert caplog.text.count("rows are read again from the start: ps:0 was started") == 4
+    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
+        export(Table(rows, num_cuts=MAX_SCANS), tmp_path / "f")
+    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
+        ServerRows(Table(rows, num_cuts=MAX_SCANS)).dump("user", 1 << 20)
 
 
 def test_a_delta_has_what_is_different_now(tmp_path, cache):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import queue
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -276,6 +278,34 @@ def test_a_save_that_failed_says_why(bed):
 
 def test_a_chief_that_does_not_answer_is_waited_for_no_longer_than_promised(bed):
     assert "has not said within 0 s" in bed.job.save(timeout_s=0.01).text
+
+
+@pytest.mark.parametrize(
+    ("restarts", "ends", "text"),
+    [
+        (1, "lost", "the chief was lost before it said that it saved; ask again once it"),
+        (0, "lost", "the cluster is FAILED, and the chief has not said that it saved"),
+        (0, "returned", "nothing was saved: main_fun does not run on the chief"),
+    ],
+)
+def test_an_answer_that_will_not_come_is_not_waited_for(restarts: int, ends: str, text: str):
+    bed = WatchedJob(restarts=restarts)
+
+    def end() -> None:
+        bed.wait_for_order()
+        if ends == "lost":
+            bed.fail("worker:0", signal=signal.SIGKILL)
+        else:
+            report_to(bed.coordinator, node_id("worker:0"), messages.Done())
+
+    chief = threading.Thread(target=end)
+    chief.start()
+    begun_s = time.monotonic()
+    outcome = bed.job.save(timeout_s=60.0)
+    chief.join()
+    assert time.monotonic() - begun_s < 30.0
+    assert outcome.is_done is False
+    assert outcome.text.startswith(text)
 
 
 def test_without_checkpoints_a_save_is_refused_with_the_next_step():

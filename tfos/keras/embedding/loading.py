@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ps.string_ids.ids import ids_of
@@ -77,7 +77,7 @@ def load_rows(
         save: see Save; called once the rows are there.
 
     Returns:
-        Number of rows that this call has created.
+        Number of rows that this call has created; of several loads, that of the one with most.
 
     Raises:
         PSError: as ps.client.tables.TableClient.load_rows; the rows before it are loaded.
@@ -140,25 +140,29 @@ def _load_whole(client: Any, table: str, batches: RowBatches, save: Save) -> tup
     Returns:
         How many rows were created, and whether all are on the servers and in a checkpoint.
     """
-    is_read_twice = iter(batches) is not batches
-    added, names = 0, ""
-    for num_left in reversed(range(MAX_LOADS if is_read_twice else 1)):
+    most = most_added = 0
+    names = ""
+    for num_left in reversed(range(1 if isinstance(batches, Iterator) else MAX_LOADS)):
         starts = _starts(client)
-        added += _load(client, table, batches)
+        given, added = _load(client, table, batches)
+        most, most_added = max(most, given), max(most_added, added)
+        if given < most:  # the source keeps its place, as a cursor: what was lost stays so
+            break
         failed = save()
         restarted = sorted(_starts(client) - starts)
         if not restarted:
             if failed:
                 _logger.warning(UNSAVED, table, failed)
-            return added, not failed
+            return most_added, not failed
         names = ", ".join(f"ps:{server}" for server, _ in restarted)
         if num_left:
             _logger.warning("table %r: %s restarted: its rows are loaded again", table, names)
     _logger.warning(LOST, table, names)
-    return added, False
+    return most_added, False
 
 
-def _load(client: Any, table: str, batches: RowBatches) -> int:
+def _load(client: Any, table: str, batches: RowBatches) -> tuple[int, int]:
+    """Load rows; return how many the batches have, and how many of them are new."""
     console = Console()
     lines = ProgressLines(console)
     given = added = 0
@@ -171,7 +175,7 @@ def _load(client: Any, table: str, batches: RowBatches) -> int:
     console.end_progress()
     kept = f", {given - added:,} ids had a row, which stays" if given > added else ""
     _logger.info("table %r: %d rows loaded%s", table, added, kept)
-    return added
+    return given, added
 
 
 def _starts(client: Any) -> set[tuple[int, int]]:

@@ -60,6 +60,7 @@ def export_with_tables(
         SettingsError: arguments that do not fit the model, or a path that is refused.
         UnsupportedModel: "inside" is not possible; the text names the reason.
         ExportError: as tfos.serving.
+        ServerPhaseError: servers were started again in each of several scans of a table.
         OSError: the disk or the file system failed.
     """
     layers = embeddings_of(model) if isinstance(model, keras.Model) else ()

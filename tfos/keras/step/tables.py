@@ -227,11 +227,9 @@ class ServerRows:
 
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
         """Return all rows of a table; see RowSource."""
-        num_bytes, parts = 0, []
-        for ids, rows in self._client.tables.scan(table):
-            num_bytes += rows.nbytes
-            check_size(table, num_bytes, limit_bytes)
-            parts.append((ids.view(np.int64), rows))
+        from ps.client.retry import whole
+
+        parts = whole(lambda: self._scanned(table, limit_bytes))
         spec = self._specs[table]
         if not parts:
             return np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)
@@ -240,3 +238,11 @@ class ServerRows:
         unique, last = np.unique(keys[::-1], return_index=True)
         found = np.concatenate([rows for _, rows in parts])[::-1][last]
         return unique, np.ascontiguousarray(found)
+
+    def _scanned(self, table: str, limit_bytes: int) -> list[tuple[Array, Array]]:
+        num_bytes, parts = 0, []
+        for ids, rows in self._client.tables.scan(table):
+            num_bytes += rows.nbytes
+            check_size(table, num_bytes, limit_bytes)
+            parts.append((ids.view(np.int64), rows))
+        return parts
