@@ -375,9 +375,10 @@ def worker_limit_s(
 ) -> float:
     """Return the seconds for which workers that are fed may take no row.
 
-    They take none while the chief saves the best checkpoint, at the end of an epoch; before the
-    first step, while it restores their own shards and saves rows that it has loaded; and while a
-    server that is started again restores its part.
+    They take none while the chief saves the best checkpoint, at the end of an epoch, and before the
+    first step while it restores their own shards. Where `Checkpoints(timeout_s=...)` was raised,
+    they may also take none while a server that is started again restores its part, and before the
+    first step while the chief saves rows that it has loaded.
 
     Args:
         config: of the cluster.
@@ -386,9 +387,13 @@ def worker_limit_s(
         has_stepped: whether a worker has made a step.
     """
     plan, limit_s = config.checkpoints, feed_timeout_s
-    if plan is not None and has_servers and config.replaces_servers:
+    if plan is None:
+        return limit_s
+    is_raised = plan.timeout_s > _LEAST_RESTORE_S
+    if is_raised and has_servers and config.replaces_servers:
         limit_s = max(limit_s, plan.restart_s + _SERVER_AWAY_S)
-    if plan is not None and (plan.keep_best is not None or not has_stepped):
+    restores_within = plan.resume and not has_servers
+    if plan.keep_best is not None or (not has_stepped and (restores_within or is_raised)):
         limit_s = chief_limit_s(plan, limit_s)
     return limit_s
 

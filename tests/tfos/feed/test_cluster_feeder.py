@@ -1051,8 +1051,7 @@ def test_workers_that_have_restored_their_shards_keep_to_feed_timeout(steps, mon
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_fed_worker_waits_for_no_other_save_or_restore(resume, monkeypatch):
-    made, limits = standing_still(monkeypatch, "rows", restarts=Restarts(ps=0), resume=resume)
-    monkeypatch.setattr(ClusterView, "has_stepped", True)
+    made, limits = standing_still(monkeypatch, "rows", resume=resume)
     begun = messages.BatchReport("", 0, True, {}, epochs={})
     made._watch._coordinator.happens.insert(0, ("worker:0", begun))
     with pytest.raises(FeedTimeout, match="no worker took a row or made a step for 5 s"):
@@ -1068,7 +1067,8 @@ def test_a_server_that_is_started_again_may_restore_while_workers_are_fed(monkey
 
 
 def test_the_chief_may_save_rows_that_it_has_loaded_while_workers_are_fed(monkeypatch):
-    made, limits = standing_still(monkeypatch, "rows", restarts=Restarts(ps=0))
+    restarts = Restarts(ps=0)
+    made, limits = standing_still(monkeypatch, "rows", restarts=restarts, timeout_s=1200.0)
     assert made.train(REQUEST).trained_rows == ROWS
     assert limits == [made._config.checkpoints.limit_s]
 

@@ -89,9 +89,8 @@ def export_with_tables(
         return export(model, path, ctx, save)
     target = ctx.absolute_path(os.fspath(path))
     refuse_container(user_location(target, "the model"), "the model", os.environ)
-    _write_beside(
-        model, target, ctx, None if since is None else ctx.absolute_path(os.fspath(since))
-    )
+    base = None if since is None else ctx.absolute_path(os.fspath(since))
+    _write_beside(model, target, ctx, base)
     return target
 
 
