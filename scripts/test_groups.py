@@ -52,48 +52,48 @@ UNIT = Group(
     "unit",
     (*_ROOMS, "tests/contracts", "tests/architecture"),
     f"not (socket or process or slow or hdfs or {LATER})",
-    budget_s=45,
+    budget_s=250,
 )
 GROUPS = (
     UNIT,
-    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=400),
+    Group("keras", (f"{_SYSTEMS}/keras",), f"not ({LATER})", budget_s=750),
     Group(
         "sockets",
         (*_ROOMS, "tests/contracts", "tests/architecture"),
         f"(socket or slow) and not (process or hdfs or {LATER})",
-        budget_s=280,
+        budget_s=720,
     ),
     Group(
         "executors",
         (f"{_SYSTEMS}/spark",),
         f"executors and not (process or hdfs or {LATER})",
-        budget_s=320,
+        budget_s=470,
     ),
     Group(
         "spark",
         (f"{_SYSTEMS}/spark",),
         f"not (executors or process or hdfs or {LATER})",
-        budget_s=260,
+        budget_s=390,
     ),
     Group(
         "programs",
         (f"{_SYSTEMS}/spark", f"{_SYSTEMS}/examples"),
         f"spark and process and not (hdfs or {LATER})",
-        budget_s=180,
+        budget_s=350,
     ),
     Group(
         "hdfs",
         ("tests/contracts", f"{_SYSTEMS}/hdfs", f"{_SYSTEMS}/spark", f"{_SYSTEMS}/yarn"),
         f"hdfs and not ({LATER})",
-        budget_s=150,
+        budget_s=270,
     ),
     Group(
         "processes",
         (*_PROCESSES, f"{_SYSTEMS}/examples", f"{_SYSTEMS}/soak"),
         f"process and not (spark or hdfs or {LATER})",
-        budget_s=150,
+        budget_s=250,
     ),
-    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=100),
+    Group("bench", (f"{_SYSTEMS}/bench",), f"not ({LATER})", budget_s=160),
 )
 """The fastest to fail first, then the longest first."""
 IDLE = Group("idle", ("tests/ps/test_simulation.py",), "idle and not long", budget_s=300)
