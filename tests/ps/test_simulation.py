@@ -32,7 +32,7 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
-RAREST_ONES = (17866, 66166, 1781, 1035, 2002036)
+RAREST_ONES = (17866, 66166, 1781, 1035, 2002036, 200095)
 """They show servers that restart without their workers' clocks, without the rendezvous before,
 waiting for who has left, or with a step that the others drop: one plan in hundreds does."""
 TORN_ONES = (3144, 4251)
