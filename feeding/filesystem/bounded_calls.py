@@ -52,6 +52,25 @@ class BoundedCall(Generic[T]):
             raise self._error
         return self._value  # type: ignore[return-value]  # None only if T is
 
+    def result_while_moving(self, timeout_s: float, place: Callable[[], int], *, seen: int) -> T:
+        """Wait as `result`, for as long as the call makes progress.
+
+        Args:
+            timeout_s: longest wait in which `place` stands still.
+            place: how far the call is.
+            seen: the place at which it counts as standing still in the first wait.
+
+        Raises:
+            CallTimeout: it stood still.
+        """
+        while True:
+            try:
+                return self.result(timeout_s)
+            except CallTimeout:
+                if place() == seen:
+                    raise
+                seen = place()
+
     def _run(self) -> None:
         work, self._work = self._work, None
         frames = None

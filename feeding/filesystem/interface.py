@@ -147,19 +147,6 @@ class FileSystem(Protocol):
             NotADirectoryError: it is a file.
         """
 
-    def files_below(
-        self, directory: Path, is_hidden: Callable[[str], bool]
-    ) -> Iterable[FileStatus]:
-        """Return the files of a whole tree, in any order; hidden directories are not listed.
-
-        Args:
-            directory: an existing one.
-            is_hidden: returns whether a file or directory of a name is left out, with all below.
-
-        Raises:
-            DataError: the tree is more than 32 directories deep.
-        """
-
     def glob(self, pattern: Path) -> list[FileStatus]:
         """Return the files that a pattern matches, sorted by path; `globbing` has the syntax."""
 

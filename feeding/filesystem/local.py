@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path as LocalPath
@@ -21,7 +21,6 @@ from feeding.filesystem import globbing
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.temp_files import pieces_of, staging_name
-from feeding.filesystem.walking import walk
 
 
 class LocalFileSystem:
@@ -45,12 +44,6 @@ class LocalFileSystem:
             with contextlib.suppress(FileNotFoundError):
                 found.append(_status(str(local), local.stat()))
         return sorted(found, key=lambda status: status.path)
-
-    def files_below(
-        self, directory: Path, is_hidden: Callable[[str], bool]
-    ) -> Iterable[FileStatus]:
-        """See FileSystem."""
-        return walk(self, str(_own(directory)), is_hidden)
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""

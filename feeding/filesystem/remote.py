@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Self
 
@@ -23,7 +23,6 @@ from feeding.filesystem.interface import (
 )
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.temp_files import collected
-from feeding.filesystem.walking import walk
 
 
 class RemoteFileSystem(FileSystem):
@@ -39,12 +38,6 @@ class RemoteFileSystem(FileSystem):
     def exists(self, path: Path) -> bool:
         """See FileSystem."""
         return globbing.find(self, self._own(path)) is not None
-
-    def files_below(
-        self, directory: Path, is_hidden: Callable[[str], bool]
-    ) -> Iterable[FileStatus]:
-        """See FileSystem."""
-        return walk(self, str(self._own(directory)), is_hidden)
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""

@@ -18,13 +18,16 @@ MAX_DEPTH = 32
 def walk(
     filesystem: FileSystem, directory: str, is_hidden: Callable[[str], bool], depth: int = 0
 ) -> Iterator[FileStatus]:
-    """Yield the files; see FileSystem.files_below.
+    """Yield the files of a whole tree; hidden directories are not listed.
 
     Args:
         filesystem: of the directory.
-        directory: its path.
-        is_hidden: see FileSystem.files_below.
+        directory: an existing one.
+        is_hidden: returns whether a file or directory of a name is left out, with all below.
         depth: of the directory below the first one.
+
+    Raises:
+        DataError: the tree is more than 32 directories deep.
     """
     if depth == MAX_DEPTH:
         raise DataError(f"{directory} is nested more than {MAX_DEPTH} directories deep")

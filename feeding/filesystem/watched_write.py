@@ -43,18 +43,13 @@ class WatchedWrite:
         Raises:
             CallTimeout: no piece was written for that long; no more is, and the file is removed.
         """
-        seen_bytes = 0
         pending = calls.start(self._run, patience_s)
         try:
-            while True:
-                try:
-                    return pending.result(patience_s)
-                except CallTimeout as error:
-                    if self.written_bytes == seen_bytes:
-                        raise CallTimeout(f"{error}, behind {seen_bytes} bytes") from None
-                seen_bytes = self.written_bytes
-        except BaseException:
+            pending.result_while_moving(patience_s, lambda: self.written_bytes, seen=0)
+        except BaseException as error:
             self.is_given_up = True
+            if isinstance(error, CallTimeout):
+                raise CallTimeout(f"{error}, behind {self.written_bytes} bytes") from None
             raise
 
     def _run(self) -> None:

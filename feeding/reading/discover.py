@@ -17,6 +17,7 @@ from feeding.filesystem.globbing import alternatives
 from feeding.filesystem.interface import FileStatus, FileSystem, Path
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.walking import walk
 from feeding.reading.splits import SourceFile
 
 _MAGIC = set("*?[{")
@@ -158,4 +159,4 @@ def _hidden_by(name: str) -> set[str]:
 def _files_of(filesystem: FileSystem, status: FileStatus) -> Iterable[FileStatus]:
     if not status.is_directory:
         return [status]
-    return filesystem.files_below(status.path, _is_hidden)
+    return walk(filesystem, status.path, _is_hidden)

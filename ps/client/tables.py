@@ -182,9 +182,8 @@ class TableClient:
             lookups.close()  # first: a lookup that waits ends by this client's end
             session = lookups.session
             last = messages.LookupBatch(digest, Number(session, number), (), (number,))
-            with contextlib.suppress(
-                PSError, RpcError
-            ):  # refused where other clients' are at the bound
+            # It is refused where other clients' batches are at the bound.
+            with contextlib.suppress(PSError, RpcError):
                 calls = [OutgoingCall(link, last) for link in servers.links]
                 servers.acks(calls, timeout_s=GIVE_UP_S, restore_s=0.0)
             name = BatchName(session, number)

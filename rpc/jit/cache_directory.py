@@ -68,6 +68,22 @@ def real_path(directory: Path) -> Path:
     return Path(os.path.realpath(directory.parent), directory.name)
 
 
+def made_private(directory: Path) -> Path:
+    """Make a directory of this user alone, with those above it; return its `real_path`.
+
+    Args:
+        directory: absolute path.
+
+    Raises:
+        OSError: it cannot be made, or others could change what it holds.
+    """
+    made = real_path(directory)
+    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_unsafe(made, (os.geteuid(), 0)):
+        raise OSError(f"{made} is not used: {reason}")
+    return made
+
+
 def user_cache() -> Path | None:
     """Return the user's cache directory, absolute; None: this user id has no home directory."""
     try:

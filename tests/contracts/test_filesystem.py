@@ -16,6 +16,7 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem, is_other
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.walking import walk
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -196,20 +197,20 @@ def test_the_files_of_a_tree_without_what_is_hidden(place):
     for name in [*seen, "_x", "b/_x/a", "b/day=1/_x"]:
         place.fs.write(place(name), name.encode())
     place.fs.mkdirs(place("none"))
-    below = place.fs.files_below(place.root, lambda name: name.startswith("_"))
+    below = walk(place.fs, place.root, lambda name: name.startswith("_"))
     found = sorted(below, key=lambda each: each.path)
     assert found == [place.fs.status(place(name)) for name in seen]
-    assert len(list(place.fs.files_below(place("b/day=1"), lambda _: False))) == 2
+    assert len(list(walk(place.fs, place("b/day=1"), lambda _: False))) == 2
 
 
 @pytest.mark.parametrize("depth", [31, 32])
 def test_a_tree_has_at_most_32_directories_above_a_file(place, depth):
     place.fs.write(place("/".join(["d"] * depth) + "/file"), b"x")
     if depth < 32:
-        assert len(list(place.fs.files_below(place.root, lambda _: False))) == 1
+        assert len(list(walk(place.fs, place.root, lambda _: False))) == 1
     else:
         with pytest.raises(DataError, match="nested more than 32 directories deep"):
-            list(place.fs.files_below(place.root, lambda _: False))
+            list(walk(place.fs, place.root, lambda _: False))
 
 
 def test_patterns(place):

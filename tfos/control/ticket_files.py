@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rpc.jit.cache_directory import real_path, why_unsafe
+from rpc.jit.cache_directory import made_private, real_path, why_unsafe
 from rpc.process_id import ProcessId
 from tfos.errors import SettingsError
 
@@ -35,11 +35,7 @@ def write(path: Path, ticket: ProcessId) -> Path:
     Raises:
         OSError: the directory cannot be made, or is not the user's alone.
     """
-    directory = real_path(path.parent)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise OSError(f"{directory} is not used: {reason}")
-    path = directory / path.name
+    path = made_private(path.parent) / path.name
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

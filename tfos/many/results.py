@@ -16,18 +16,15 @@ import contextlib
 import hashlib
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
+from feeding.filesystem.ordered_reads import AheadLimits, read_in_order
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
-
-Found = TypeVar("Found")
 
 _MARK = "run.json"
 _FORMAT = 5
@@ -35,12 +32,8 @@ _FORMAT = 5
 _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
 _SHOWN_CHARS = 40
 """Of an item's name in that of its file, whose end is a digest."""
-_THREADS = 8
-"""Files that are read at the same time."""
-_AHEAD = 4 * _THREADS
+AHEAD = AheadLimits(num_threads=8, num_files=32, num_bytes=256 << 20)
 """Files that are read before they are asked for."""
-_AHEAD_BYTES = 256 << 20
-"""Of these, unless one alone is larger."""
 _HEAD_BYTES = 64 * 1024
 
 
@@ -135,7 +128,7 @@ class ResultsDirectory:
         there = {status.name for status in self._fs.entries(self.path)}
         found = [number for number, name in enumerate(names) if _file_name(name) in there]
         paths = [self.path_of(names[number]) for number in found]
-        yield from zip(found, read_ahead(self._read_head, paths), strict=True)
+        yield from zip(found, read_in_order(self._read_head, paths, AHEAD), strict=True)
 
     def sizes(self, names: Sequence[str]) -> list[int]:
         """Return the bytes of each item's file; 0: none is there.
@@ -204,38 +197,6 @@ class ResultsDirectory:
             raise SettingsError(
                 f"{path} is no mark of map_train ({error}); pass another results_dir"
             ) from error
-
-
-def read_ahead(
-    read: Callable[[str], Found], names: Sequence[str], sizes: Sequence[int] | None = None
-) -> Iterator[Found]:
-    """Yield what a function reads for each name, in order; threads read a few of them ahead.
-
-    A file of an object store takes some 50 ms, whatever its size.
-
-    Args:
-        read: called in threads.
-        names: of what is to be read.
-        sizes: bytes that are held of each until it is asked for; None: few.
-    """
-    pool = ThreadPoolExecutor(_THREADS)
-    left = deque(zip(names, sizes if sizes is not None else [0] * len(names), strict=True))
-    ahead: deque[tuple[Future[Found], int]] = deque()
-    num_bytes = 0
-    try:
-        while left or ahead:
-            while left and len(ahead) < _AHEAD:
-                name, size = left[0]
-                if ahead and num_bytes + size > _AHEAD_BYTES:
-                    break
-                left.popleft()
-                ahead.append((pool.submit(read, name), size))
-                num_bytes += size
-            future, size = ahead.popleft()
-            yield future.result()
-            num_bytes -= size
-    finally:
-        pool.shutdown(cancel_futures=True)  # whoever refuses the first one needs no other
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from feeding.filesystem.ordered_reads import read_in_order
 from tfos.errors import MapTrainError, SettingsError
 from tfos.many.queue import ItemTraining, TrainingState
-from tfos.many.results import ResultsDirectory, read_ahead
+from tfos.many.results import AHEAD, ResultsDirectory
 from tfos.many.run import MapRun
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.pickling import unpickle_value
@@ -156,7 +157,8 @@ class ManyTrainings:
         if self._results is None:
             return {name: self.value(name) for name in names}
         sizes = self._results.sizes(names)
-        stored = read_ahead(functools.partial(self._stored, self._results), names, sizes)
+        read = functools.partial(self._stored, self._results)
+        stored = read_in_order(read, names, AHEAD, sizes)
         return {name: _value_of(name, data) for name, data in zip(names, stored, strict=True)}
 
     def raise_failed(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rpc.jit.cache_directory import real_path, why_unsafe
+from rpc.jit.cache_directory import made_private
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
@@ -81,10 +81,7 @@ def add(record: RunRecord) -> None:
     directory = directory_of_runs()
     if directory is None:
         return  # this user id has no home
-    directory = real_path(directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise OSError(f"{directory} is not used: {reason}")
+    directory = made_private(directory)
     # By name they are in the order of their start.
     path = directory / f"{record.started_at:016.3f}-{record.cluster_id}.json"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -93,16 +93,9 @@ def _attempt(requests: Requests, staged: Location, pieces: Pieces) -> Exception 
         client = requests.client()
         attempt = _Attempt(client, staged.path, pieces)
         pending = requests.start(attempt.run)
-        seen_bytes = -1
-        while True:
-            try:
-                pending.result(requests.config.call_timeout_s)
-            except CallTimeout:
-                if attempt.written_bytes == seen_bytes:
-                    raise
-                seen_bytes = attempt.written_bytes
-            else:
-                return None
+        limit_s = requests.config.call_timeout_s
+        pending.result_while_moving(limit_s, lambda: attempt.written_bytes, seen=-1)
+        return None
     except ContentError as error:
         _remove(requests, [staged])
         cause = error.__cause__

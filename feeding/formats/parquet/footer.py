@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import logging
 import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +28,7 @@ from feeding.arrow.columns import one_line
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import RangeReader
+from feeding.filesystem.ordered_reads import AheadLimits, read_in_order
 from feeding.formats.parquet.column_metadata import check_column_metadata
 from feeding.reading.bad_records import BadData
 from feeding.reading.listed import open_listed
@@ -318,8 +317,7 @@ def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
 
 
 _logger = logging.getLogger(__name__)
-_NUM_THREADS = 16
-_READ_AHEAD = 2 * _NUM_THREADS
+_AHEAD = AheadLimits(num_threads=16, num_files=32)
 """Files whose footers are read while the consumer is busy: a wide footer takes megabytes."""
 _LOG_EACH = 1000
 _CACHE_BYTES = 16 * MIB
@@ -376,23 +374,11 @@ def read_footers(
             except DataError as error:
                 return error
 
-    with ThreadPoolExecutor(min(_NUM_THREADS, len(files)), thread_name_prefix="footers") as pool:
-        try:
-            left = iter(files)
-            waiting = collections.deque(
-                (file, pool.submit(read, file)) for file in itertools.islice(left, _READ_AHEAD)
-            )
-            for number in range(1, len(files) + 1):
-                file, future = waiting.popleft()
-                footer = future.result()
-                if (following := next(left, None)) is not None:
-                    waiting.append((following, pool.submit(read, following)))
-                if isinstance(footer, Footer):
-                    yield file, footer
-                else:
-                    bad.skip(file.path, 0, footer)
-                if not number % _LOG_EACH:
-                    _logger.info("read the footers of %d of %d Parquet files", number, len(files))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with contextlib.closing(read_in_order(read, files, _AHEAD)) as footers:
+        for number, (file, footer) in enumerate(zip(files, footers, strict=True), 1):
+            if isinstance(footer, Footer):
+                yield file, footer
+            else:
+                bad.skip(file.path, 0, footer)
+            if not number % _LOG_EACH:
+                _logger.info("read the footers of %d of %d Parquet files", number, len(files))

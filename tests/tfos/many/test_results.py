@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import threading
@@ -9,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from feeding.filesystem import ordered_reads
 from tfos.errors import SettingsError
-from tfos.many import results as module
-from tfos.many.results import ResultHead, ResultsDirectory
+from tfos.many.results import AHEAD, ResultHead, ResultsDirectory
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_whoever_needs_no_more_results_waits_for_no_more_to_be_read(results, mon
         return read(path)
 
     monkeypatch.setattr(results, "_read_head", reads_the_first_one_at_once)
-    monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(ordered_reads, "ThreadPoolExecutor", Pool)
     found = results.done(names)
     next(found)
     found.close()
@@ -107,9 +108,9 @@ def test_a_place_that_takes_no_results_is_refused_before_anything_is_trained(tmp
             ResultsDirectory(f"file://{path}").claim("train", "f1", "i1")
 
 
-def test_large_files_are_not_read_ahead_together(monkeypatch):
+def test_large_files_are_not_read_ahead_together():
     """The driver holds the values that it builds, and few bytes beside them."""
-    monkeypatch.setattr(module, "_AHEAD_BYTES", 100)
+    limits = dataclasses.replace(AHEAD, num_bytes=100)
     started: list[str] = []
 
     def read(name):
@@ -117,7 +118,7 @@ def test_large_files_are_not_read_ahead_together(monkeypatch):
         return name
 
     names = [f"{number}" for number in range(9)]
-    found = module.read_ahead(read, names, [60, 60, 200, *6 * [40]])
+    found = ordered_reads.read_in_order(read, names, limits, [60, 60, 200, *6 * [40]])
     assert next(found) == "0"
     assert started == ["0"]  # 60 and 60 are too many
     assert [*found] == names[1:]

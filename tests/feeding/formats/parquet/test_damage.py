@@ -23,6 +23,7 @@ from feeding.arrow.arrays import PYARROW_FLOOR, check_pyarrow
 from feeding.columnar.batch import Batch
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
+from feeding.filesystem import ordered_reads
 from feeding.formats.parquet import footer
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
@@ -308,7 +309,7 @@ def test_few_footers_are_read_ahead_of_a_slow_consumer(tmp_path, monkeypatch):
             submitted.append(args)
             return super().submit(*args, **options)
 
-    monkeypatch.setattr(footer, "ThreadPoolExecutor", Noted)
+    monkeypatch.setattr(ordered_reads, "ThreadPoolExecutor", Noted)
     for number in range(100):
         stored(tmp_path / f"{number:03}.parquet", pa.table({"n": [number]}))
     files = data_files(str(tmp_path), is_splittable=bool)
