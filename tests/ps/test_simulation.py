@@ -32,7 +32,7 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
-RAREST_ONES = (17866, 66166, 1781, 1035, 2002036, 200095)
+RAREST_ONES = (17866, 66166, 1781, 1035, 2002036)
 """They show servers that restart without their workers' clocks, without the rendezvous before,
 waiting for who has left, or with a step that the others drop: one plan in hundreds does."""
 TORN_ONES = (3144, 4251)
@@ -98,10 +98,12 @@ def test_further_schedules_keep_every_promise():
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_run_again():
+@pytest.mark.parametrize("seed", [4, 6, 37])
+def test_a_seed_gives_the_same_run_again(seed: int):
+    """Connections are cut in each, so that the pauses before their next attempt count too."""
     logs = []
     for _ in range(2):
-        simulation = Simulation(37)
+        simulation = Simulation(seed)
         simulation.run()
         logs.append((simulation.network.log, simulation.world.turns))
     assert logs[0] == logs[1]

@@ -230,7 +230,7 @@ class Simulation:
         patched.setattr(retry, "connect_together", lambda *_: {})  # threads of its own
         patched.setattr(dense, "wait_compiled", lambda *_, **__: None)  # the same
         patched.setattr(AwayProbe, "start", lambda _: None)  # the same; who is away asks at once
-        patched.setattr(channel, "random", SimpleNamespace(uniform=lambda _, longest: longest))
+        patched.setattr(channel, "_chance", SimpleNamespace(uniform=lambda _, longest: longest))
         patched.setattr(secrets, "randbits", world.random.getrandbits)
         tasks = [
             world.spawn(f"worker:{worker.rank}", partial(self._work, worker))
