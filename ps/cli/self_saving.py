@@ -4,9 +4,9 @@ Every server writes where it listens beside the checkpoints (ps.checkpoint.fenci
 the same `--save-dir`. Server 0 asks all of them, itself included, as a chief's client would.
 
 Covers: finding the servers, a client that follows those that are started again elsewhere.
-Does not: choose when (ps.client.periodic_saver), save (ps.client.saver).
-Runs in: the process of ps:0.      Threads: that of ps.client.periodic_saver; `close` after it has
-ended.
+Does not: choose when (ps.client.saving.periodic_saver), save (ps.client.saving.saver).
+Runs in: the process of ps:0.      Threads: that of ps.client.saving.periodic_saver; `close` after
+it has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ps.checkpoint.fencing import GenerationFence, endpoint_of
 from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
 from ps.config import ServerSettings
 from ps.errors import PSSettingsError, ServerGone
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -51,7 +51,7 @@ class SelfSaving:
         self._saver = PeriodicSaver(period, self._client)
 
     def start(self, *, saved_step: int) -> None:
-        """Save periodically; see ps.client.periodic_saver."""
+        """Save periodically; see ps.client.saving.periodic_saver."""
         self._saver.start(saved_step=saved_step)
 
     def close(self, *, last: bool) -> None:

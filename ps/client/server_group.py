@@ -54,6 +54,9 @@ Purpose = Literal["answers", "lookups", "saves"]
 
 _FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
 """Refusals after which a server takes no push of this worker's process."""
+PROBE_PERIOD_S = 15.0
+"""How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
+servers for restarts."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 

@@ -2,7 +2,7 @@
 
 Covers: one save at a time, what a delta adds to, one restore at a time, filling a shard.
 Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
-(ps.client.saver), start serving.
+(ps.client.saving.saver), start serving.
 Runs in: PS processes.
 Threads: any; `_is_busy`, under `_changed`, lets one save at a time take its snapshot or write. A
 handler that waits for its turn looks whether its client is gone.

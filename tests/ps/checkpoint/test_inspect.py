@@ -17,7 +17,7 @@ from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.score import Score
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec

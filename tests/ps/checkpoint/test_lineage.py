@@ -11,7 +11,7 @@ import pytest
 from ps.checkpoint import reader as reading
 from ps.checkpoint.inspect import inspect
 from ps.checkpoint.storage import LocalStorage, storage_at
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest

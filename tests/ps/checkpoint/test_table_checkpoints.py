@@ -16,7 +16,7 @@ from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import RestoreOptions, verify
 from ps.cli.main import main
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad

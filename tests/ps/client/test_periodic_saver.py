@@ -20,8 +20,8 @@ from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.client.saver import SaveOptions
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, PSSettingsError, ServerGone
 from ps.manifest.manifest import SGD, Adagrad, Hyper, Manifest
 from ps.metadata import pushed

@@ -24,7 +24,7 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.storage import LocalStorage, Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import (
     CheckpointError,
@@ -106,7 +106,7 @@ def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("ps.client.saver.keep_newest", fails)
+    monkeypatch.setattr("ps.client.saving.saver.keep_newest", fails)
     with seeded(make_manifest()) as (_, client):
         assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text

@@ -20,7 +20,7 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone, TableFull
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle

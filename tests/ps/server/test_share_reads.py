@@ -12,7 +12,7 @@ from ps.checkpoint.format import step_name
 from ps.checkpoint.reader import open_chain, read_manifest
 from ps.checkpoint.restore import restore_shard
 from ps.checkpoint.storage import Storage
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper

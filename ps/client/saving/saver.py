@@ -2,8 +2,8 @@
 
 Covers: one save from its beginning to what is removed after it; the clock of all snapshots;
 the number of a save without one, and whether there is anything to save.
-Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
-user).
+Does not: copy parameters (ps.server.save_restore), decide when
+(ps.client.saving.periodic_saver, or the user).
 Runs in: workers (the chief) and drivers.
 Threads: any; a save waits for another one, and `close` for the one under way.
 """
