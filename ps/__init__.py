@@ -12,8 +12,8 @@ from rpc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ps import errors as errors
+    from ps.checkpoint.choice import RestoreOptions
     from ps.checkpoint.fencing import Generation, GenerationFence
-    from ps.checkpoint.restore import RestoreOptions
     from ps.checkpoint.score import Score
     from ps.checkpoint.storage import Storage
     from ps.client.channel_stats import LinkStats
@@ -102,7 +102,7 @@ _HOMES = {
     "PSError": "ps.errors",
     "PSServer": "ps.server.server",
     "ParamSpec": "ps.manifest.manifest",
-    "RestoreOptions": "ps.checkpoint.restore",
+    "RestoreOptions": "ps.checkpoint.choice",
     "RoutedIds": "ps.tables.routing",
     "RunNotes": "ps.client.metadata",
     "SaveOptions": "ps.client.saving.saver",

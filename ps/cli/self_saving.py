@@ -11,8 +11,8 @@ it has ended.
 
 from __future__ import annotations
 
+from ps.checkpoint.choice import latest, steps_on_disk
 from ps.checkpoint.fencing import GenerationFence, endpoint_of
-from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
 from ps.client.saving.periodic_saver import Period, PeriodicSaver

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ps import metadata
-from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
+from ps.checkpoint.choice import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from ps import metadata
-from ps.checkpoint.reader import ChainFiles, open_chain, read_manifest, steps_after
-from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
+from ps.checkpoint.choice import RestoreOptions, manifest_to_serve, read_manifest, steps_after
+from ps.checkpoint.reader import ChainFiles, open_chain
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import saved_segments
+from ps.checkpoint.tables.restore import saved_segments
 from ps.config import ServerSettings
 from ps.consistency.gate import Event
 from ps.consistency.modes import make_policy

@@ -32,7 +32,7 @@ from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import restore_tables
+from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ps import metadata as kept
-from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli.main import main
 from ps.client.client import PSClient

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.metadata import RunNotes

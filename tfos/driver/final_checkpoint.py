@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 import time
 
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.format import step_of
-from ps.checkpoint.reader import steps_on_disk
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions
 from ps.errors import PSError, RequestTimeout

@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from ps.checkpoint.choice import best, latest, steps_on_disk
 from ps.checkpoint.format import Checkpoint, step_name
-from ps.checkpoint.reader import best, latest, steps_on_disk
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.client.saving.periodic_saver import Period, PeriodicSaver

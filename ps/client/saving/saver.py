@@ -22,9 +22,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.format import step_name
 from ps.checkpoint.lease import Lease
-from ps.checkpoint.reader import load_chain, steps_on_disk
+from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import reader
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint, decode_manifest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.score import Score
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import format as form
+from ps.checkpoint.choice import RestoreOptions, read_manifest
 from ps.checkpoint.digest import digest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.restore import verify
 from ps.cli.main import main
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import RestoreOptions, read_manifest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.restore import verify
 from ps.client.client import PSClient
 from ps.client.saving.periodic_saver import Period, PeriodicSaver
 from ps.client.saving.saver import SaveOptions

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import RestoreOptions, latest, read_manifest, steps_on_disk
 from ps.checkpoint.format import step_of
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.reader import open_chain, read_manifest
-from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.choice import RestoreOptions, read_manifest
+from ps.checkpoint.reader import open_chain
 from ps.client.saving.saver import Saver
 from ps.client.server_group import Answer
 from ps.config import ServerSettings

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
 from ps.client.saving.periodic_saver import Period, PeriodicSaver
