@@ -337,20 +337,20 @@ class ChainFiles:
     Args:
         storage: the checkpoint root.
         steps: the chain, as of `load_chain`.
-        place: the server that reads its share; None: the reader takes all.
+        settings: of the server that reads its share; None: the reader takes all.
     """
 
     def __init__(
-        self, storage: Storage, steps: Sequence[Checkpoint], place: ServerSettings | None = None
+        self, storage: Storage, steps: Sequence[Checkpoint], settings: ServerSettings | None = None
     ) -> None:
         self.storage = storage
         self.steps = tuple(steps)
         self.layout = Layout.whole(steps[0].manifest)
         """Of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
-        self._rank = place.rank if place is not None else 0
-        self.is_own = place is not None and all(
-            len(each.shards) == place.num_servers for each in steps
+        self._rank = settings.rank if settings is not None else 0
+        self.is_own = settings is not None and all(
+            len(each.shards) == settings.num_servers for each in steps
         )
         """Whether the share is what the server of this rank had saved."""
 
@@ -380,17 +380,17 @@ class ChainFiles:
 
 
 def open_chain(
-    root: Root, checkpoint: Checkpoint, place: ServerSettings | None = None
+    root: Root, checkpoint: Checkpoint, settings: ServerSettings | None = None
 ) -> ChainFiles:
     """Return the files of a step and of those that it needs.
 
     Args:
         root: the checkpoint root.
         checkpoint: the step.
-        place: as of ChainFiles.
+        settings: as of ChainFiles.
 
     Raises:
         CheckpointError: one of the steps is missing or incomplete.
     """
     storage = storage_at(root)
-    return ChainFiles(storage, load_chain(storage, checkpoint.step), place)
+    return ChainFiles(storage, load_chain(storage, checkpoint.step), settings)

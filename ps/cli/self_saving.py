@@ -30,7 +30,7 @@ class SelfSaving:
 
     Args:
         period: where and when.
-        place: of this server, which is ps:0.
+        settings: of this server, which is ps:0.
         credentials: the cluster's secret.
         guard: of this server.
     """
@@ -38,14 +38,14 @@ class SelfSaving:
     def __init__(
         self,
         period: Period,
-        place: ServerSettings,
+        settings: ServerSettings,
         credentials: Credentials,
         guard: GenerationFence,
     ) -> None:
         self._storage = storage_at(period.directory)
-        self._place = place
+        self._settings = settings
         self._credentials = credentials
-        self._identity = Identity(Role.SERVER, place.rank, guard.number)
+        self._identity = Identity(Role.SERVER, settings.rank, guard.number)
         self._endpoints: tuple[Endpoint, ...] = ()
         self._made: PSClient | None = None
         self._saver = PeriodicSaver(period, self._client)
@@ -66,7 +66,7 @@ class SelfSaving:
         Raises:
             ServerGone: one of them has not been started yet.
         """
-        found = tuple(map(self._find, range(self._place.num_servers)))
+        found = tuple(map(self._find, range(self._settings.num_servers)))
         if self._made is None or found != self._endpoints:
             if self._made is not None:
                 self._made.close()
@@ -75,7 +75,7 @@ class SelfSaving:
                 found,
                 self._credentials,
                 self._identity,
-                num_workers=self._place.num_workers,
+                num_workers=self._settings.num_workers,
                 reconnect_s=RECONNECT_S,
                 restore_s=0.0,
             )

@@ -323,7 +323,7 @@ def restore_into(
     tables: Sequence[Table],
     chain: ChainFiles,
     *,
-    place: ServerSettings,
+    settings: ServerSettings,
     reset_optimizer: bool = False,
     is_alone: bool = False,
 ) -> ShardExtra:
@@ -335,8 +335,8 @@ def restore_into(
     Args:
         dense: the shard's buckets; filled.
         tables: the shard's tables; filled.
-        chain: the files of the checkpoint, for this place.
-        place: has the server's rank and the number of servers.
+        chain: the files of the checkpoint, for this server.
+        settings: have the server's rank and the number of servers.
         reset_optimizer: restore values only, not slots and steps.
         is_alone: the other servers live: nothing has to agree with what they saved.
 
@@ -345,16 +345,16 @@ def restore_into(
         TableFull: a table has more rows than this server may hold.
     """
     restore_shard(chain, dense, reset_optimizer=reset_optimizer)
-    is_same = restore_tables(chain, tables, place, reset_optimizer=reset_optimizer)
+    is_same = restore_tables(chain, tables, settings, reset_optimizer=reset_optimizer)
     files = chain.files(0, is_own=is_alone and chain.is_own)
     extras = {file.rank: _decode(file) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
-    own = extras.get(place.rank, ShardExtra(0, ()))
+    own = extras.get(settings.rank, ShardExtra(0, ()))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
-    notes = own.notes if place.rank == 0 else {}
+    notes = own.notes if settings.rank == 0 else {}
     resumed_step = max((extra.resumed_step for extra in extras.values()), default=-1)
     sessions = own.sessions if is_known else None
     return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)

@@ -56,7 +56,7 @@ def saved_segments(chain: ChainFiles) -> dict[str, int]:
 def restore_tables(
     chain: ChainFiles,
     tables: Sequence[Table],
-    place: ServerSettings,
+    settings: ServerSettings,
     *,
     reset_optimizer: bool = False,
 ) -> bool:
@@ -66,7 +66,7 @@ def restore_tables(
         chain: the files of a checkpoint of the same model; see
             ps.checkpoint.restore.check_same_model.
         tables: empty tables to fill, in the manifest's order.
-        place: rank of this server and number of servers; that of the chain.
+        settings: rank of this server and number of servers; those of the chain.
         reset_optimizer: restore the values only: slots and steps are reset, all rows have one age.
 
     Raises:
@@ -98,7 +98,7 @@ def restore_tables(
                 "table %r: ps:%d restores %d rows, as many as its share of the limit; those of "
                 "the checkpoint that were pushed less recently are left out",
                 table.spec.name,
-                place.rank,
+                settings.rank,
                 table.num_rows,
             )
         if reset_optimizer:
