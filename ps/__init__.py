@@ -12,14 +12,15 @@ from rpc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ps import errors as errors
+    from ps.checkpoint.choice import RestoreOptions
     from ps.checkpoint.fencing import Generation, GenerationFence
-    from ps.checkpoint.restore import RestoreOptions
     from ps.checkpoint.score import Score
     from ps.checkpoint.storage import Storage
     from ps.client.channel_stats import LinkStats
-    from ps.client.client import PSClient, RunNotes
+    from ps.client.client import PSClient
     from ps.client.lookup_batch import TrainingBatch
-    from ps.client.saver import SaveOptions
+    from ps.client.metadata import RunNotes
+    from ps.client.saving.saver import SaveOptions
     from ps.client.tables import TableClient
     from ps.config import ServerSettings
     from ps.errors import PSError
@@ -101,10 +102,10 @@ _HOMES = {
     "PSError": "ps.errors",
     "PSServer": "ps.server.server",
     "ParamSpec": "ps.manifest.manifest",
-    "RestoreOptions": "ps.checkpoint.restore",
+    "RestoreOptions": "ps.checkpoint.choice",
     "RoutedIds": "ps.tables.routing",
-    "RunNotes": "ps.client.client",
-    "SaveOptions": "ps.client.saver",
+    "RunNotes": "ps.client.metadata",
+    "SaveOptions": "ps.client.saving.saver",
     "Score": "ps.checkpoint.score",
     "ServerPhase": "ps.protocol.permissions",
     "ServerSettings": "ps.config",

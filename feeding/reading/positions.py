@@ -12,7 +12,7 @@ left is the work that the next readers share:
 Later epochs, which no reader has begun, are shared as usual. A place counts rows that a split
 yields when it is read, also rows that filters or damage drop later.
 
-Covers: Place, Position, Course, an epoch's work after any number of stops.
+Covers: EpochPosition, Position, Course, an epoch's work after any number of stops.
 Does not: read (reader), split files (splits), store positions (tfos.reading, ps.metadata).
 Threads: any; pure.
 """
@@ -48,7 +48,7 @@ class Front(msgspec.Struct, frozen=True, array_like=True):
 UNBEGUN = Front()
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class EpochPosition(msgspec.Struct, frozen=True, array_like=True):
     """How much of an epoch one reader has yielded."""
 
     epoch: Count
@@ -66,7 +66,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     releases that named windows by whole paths have none."""
 
 
-Stop = tuple[Place, ...]
+Stop = tuple[EpochPosition, ...]
 """The places of all readers of a run when it stopped."""
 
 
@@ -81,7 +81,7 @@ class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"})
     """See Course."""
     worker: int
     num_workers: int
-    place: Place
+    place: EpochPosition
     versions: str = ""
     """The `versions` of the files; empty: unknown, as in older checkpoints."""
 
@@ -125,7 +125,7 @@ class WorkerPart:
     end: Front = UNBEGUN
     """Where that window ends."""
     width: int = 0
-    """See Place."""
+    """See EpochPosition."""
     ends_with_window: bool = False
     """Whether other parts have what is behind that window."""
 
@@ -133,7 +133,7 @@ class WorkerPart:
         """Return the rows of a split, by index, that were read when it had not been begun."""
         return self.skipped[split] if split < len(self.skipped) else 0
 
-    def at(self, place: Place) -> WorkerPart:
+    def at(self, place: EpochPosition) -> WorkerPart:
         """Return the rest of the part behind a place."""
         return replace(
             self,
@@ -214,7 +214,7 @@ def course_after(
         _check_same(each, reader)
     num_workers = max(each.num_workers for each in last)
     places = {each.worker: each.place for each in last}
-    stop = tuple(places.get(w, Place(before.first_epoch)) for w in range(num_workers))
+    stop = tuple(places.get(w, EpochPosition(before.first_epoch)) for w in range(num_workers))
     stops = (*before.stops, stop)
     epoch, end = min(p.epoch for p in stop), max(p.epoch for p in stop)
     while epoch < end and not any(_works(files, num_workers, reader.seed, epoch, stops)):
@@ -309,11 +309,11 @@ def _check_same(saved: Position, reader: Position) -> None:
             )
 
 
-def _is_begun(place: Place, epoch: int) -> bool:
-    return place.epoch > epoch or (place.epoch == epoch and place != Place(epoch))
+def _is_begun(place: EpochPosition, epoch: int) -> bool:
+    return place.epoch > epoch or (place.epoch == epoch and place != EpochPosition(epoch))
 
 
-def _reaches(place: Place, epoch: int) -> bool:
+def _reaches(place: EpochPosition, epoch: int) -> bool:
     """Return whether a reader has begun this epoch or a later one."""
     return place.epoch > epoch or _is_begun(place, epoch)
 
@@ -337,7 +337,7 @@ def _works(
     return left if len(left) == num_workers else _deal(left, files, num_workers)
 
 
-def _left(work: Work, place: Place, epoch: int) -> Work:
+def _left(work: Work, place: EpochPosition, epoch: int) -> Work:
     if place.epoch > epoch:
         return ()
     if not _is_begun(place, epoch):

@@ -20,7 +20,15 @@ from feeding.columnar.schema import Schema
 from feeding.config import MIB
 from feeding.errors import FeedSettingsError
 from feeding.reading.host_paths import common_directory
-from feeding.reading.positions import START, Course, Place, Position, fingerprint, versions, work_of
+from feeding.reading.positions import (
+    START,
+    Course,
+    EpochPosition,
+    Position,
+    fingerprint,
+    versions,
+    work_of,
+)
 from feeding.reading.runs import Order, RowRun, Source, runs
 from feeding.reading.splits import SourceFile
 
@@ -90,7 +98,7 @@ class DirectReader:
             course.run_number,
             worker,
             num_workers,
-            Place(course.first_epoch),
+            EpochPosition(course.first_epoch),
             versions(self._files),
         )
 
@@ -142,9 +150,9 @@ class DirectReader:
             epoch: from 0.
         """
         self._runs = self._run = self._left = None
-        self._move(Place(epoch))
+        self._move(EpochPosition(epoch))
 
-    def _move(self, place: Place) -> None:
+    def _move(self, place: EpochPosition) -> None:
         self._position = msgspec.structs.replace(self._position, place=place)
 
     def _take(self, missing: int, epoch: int) -> list[Columns]:

@@ -33,7 +33,7 @@ from feeding.columnar.schema import Schema
 from feeding.errors import FileChanged
 from feeding.reading.host_paths import below
 from feeding.reading.lanes import Lanes, turn_rows
-from feeding.reading.positions import Front, Place, WorkerPart
+from feeding.reading.positions import EpochPosition, Front, WorkerPart
 from feeding.reading.splits import SourceFile, Split
 
 
@@ -79,10 +79,10 @@ class RowRun:
     """Consecutive rows in the order of reading, with the places before and after them."""
 
     columns: Columns
-    start: Place
-    end: Place
+    start: EpochPosition
+    end: EpochPosition
 
-    def after(self, count: int) -> Place:
+    def after(self, count: int) -> EpochPosition:
         """Return the place after the first `count` rows, at least one."""
         start = self.start
         if count == num_rows(self.columns):
@@ -114,10 +114,10 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
         yield from _windows(lanes, part, number, order)
         return
     while lanes.is_ready():
-        start = Place(order.epoch, number, lanes.front)
+        start = EpochPosition(order.epoch, number, lanes.front)
         columns = lanes.peek(_ALL)
         lanes.move(num_rows(columns))
-        yield RowRun(columns, start, Place(order.epoch, number, lanes.front))
+        yield RowRun(columns, start, EpochPosition(order.epoch, number, lanes.front))
 
 
 _ALL = 1 << 62
@@ -133,7 +133,7 @@ def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Itera
                 f"a window from {part.splits[begin.lanes[0][0]]} on has {found} rows, it had "
                 f"{part.rows}: a file has changed since the position was saved"
             )
-        start = Place(order.epoch, number, begin, part.taken, width=part.width)
+        start = EpochPosition(order.epoch, number, begin, part.taken, width=part.width)
         yield _window(held, part, start, lanes.front, order)
         if part.ends_with_window:
             return
@@ -141,7 +141,7 @@ def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Itera
     while lanes.is_ready():
         begin = lanes.front
         held = _held(lanes, order.window, order.window_bytes)
-        start = Place(order.epoch, number, begin, width=order.width)
+        start = EpochPosition(order.epoch, number, begin, width=order.width)
         yield _window(held, part, start, lanes.front, order)
 
 
@@ -166,7 +166,7 @@ def _held(lanes: Lanes, most_rows: int, most_bytes: int) -> list[Columns]:
 
 
 def _window(
-    held: Sequence[Columns], part: WorkerPart, start: Place, end: Front, order: Order
+    held: Sequence[Columns], part: WorkerPart, start: EpochPosition, end: Front, order: Order
 ) -> RowRun:
     columns = joined(held)
     rows = num_rows(columns)
@@ -180,5 +180,5 @@ def _window(
     return RowRun(
         reordered(columns, numbers),
         msgspec.structs.replace(start, rows=rows, end=end),
-        Place(order.epoch, start.part, end),
+        EpochPosition(order.epoch, start.part, end),
     )

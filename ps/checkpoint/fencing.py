@@ -27,9 +27,9 @@ from collections.abc import Iterable
 import msgspec
 
 from ps import codec
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
-from ps.checkpoint.reader import steps_on_disk
 from ps.checkpoint.storage import Storage, patiently, read_small, typed_errors
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError

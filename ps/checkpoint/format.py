@@ -2,7 +2,7 @@
 
     ROOT/step-900/manifest.json     line 1: digest of the rest; then JSON: `Checkpoint`
     ROOT/step-900/ps-0.data         per bucket its values, then its slots; the tables' segments
-                                    (ps.checkpoint.table_format); extra bytes; the index
+                                    (ps.checkpoint.tables.format); extra bytes; the index
     ROOT/.tmp-<save id>/            a save that is not committed; never read
     ROOT/lease.json                 the job that saves here; see ps.checkpoint.lease
 
@@ -29,7 +29,7 @@ import numpy as np
 from ps import codec
 from ps.checkpoint.digest import Count, Digest, digest
 from ps.checkpoint.score import Score
-from ps.checkpoint.table_format import SegmentRecord
+from ps.checkpoint.tables.format import SegmentRecord
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from ps import codec
+from ps.checkpoint.choice import passed_over_by, steps_on_disk
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import LEASE_NAME, read_holder
 from ps.checkpoint.reader import (
@@ -27,15 +28,13 @@ from ps.checkpoint.reader import (
     check_sizes,
     load_chain,
     open_chain,
-    passed_over_by,
     read_step,
-    steps_on_disk,
 )
 from ps.checkpoint.restore import read_extra, read_values, verify_files
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, read_small, storage_at
-from ps.checkpoint.table_format import segment_nbytes
-from ps.checkpoint.table_reader import read_rows
+from ps.checkpoint.tables.format import segment_nbytes
+from ps.checkpoint.tables.reader import read_rows
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from ps.manifest.manifest import GroupLayout

@@ -1,7 +1,7 @@
 """Lease of a checkpoint directory: one job at a time saves there.
 
 Covers: creating, renewing and giving back the lease; when one of an ended owner is taken over.
-Does not: save (ps.client.saver), know file systems (ps.checkpoint.storage).
+Does not: save (ps.client.saving.saver), know file systems (ps.checkpoint.storage).
 Runs in: the process that commits checkpoints; a server while it claims its generation.
 Threads: `ps-lease` renews while the lease is held; the public calls from any, one at a time.
 

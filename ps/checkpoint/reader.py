@@ -1,19 +1,18 @@
-"""Reader of committed checkpoints: finds them and checks them.
+"""Reader of a committed checkpoint: its manifest, its indexes and the steps that it needs.
 
 The reader trusts no file: it compares sizes before it allocates memory, refuses links, and checks a
 digest of every byte. So an error names a damaged file, and no part of it is used.
 
-Covers: manifests, indexes, which steps are complete, the chain from a delta to its full checkpoint.
-Does not: read values (ps.checkpoint.restore), write, import numba (drivers and clients read
-manifests too).
+Covers: manifests, indexes, sizes, the chain from a delta to its full checkpoint.
+Does not: choose the step (ps.checkpoint.choice), read values (ps.checkpoint.restore), write, import
+numba (drivers and clients read manifests too).
 Threads: none; every function is independent.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,18 +31,14 @@ from ps.checkpoint.format import (
     step_of,
 )
 from ps.checkpoint.storage import Storage, if_sound, storage_at
-from ps.checkpoint.table_format import check_segments, segment_nbytes
+from ps.checkpoint.tables.format import check_segments, segment_nbytes
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout
 
-logger = logging.getLogger(__name__)
-
 MAX_CHAIN = 10_000
 """Deltas up to their full checkpoint; a save starts a new chain long before."""
-MAX_PASSED_OVER = 1000
-"""They travel in a server's answer."""
 
 Root = str | Path | Storage
 
@@ -301,167 +296,6 @@ def _check_index(
         raise CheckpointError(f"{path}: its parts make {expected} bytes, it has {shard.nbytes}")
 
 
-def steps_on_disk(storage: Storage) -> list[int]:
-    """Return the steps that have a directory, newest first; they need not be complete."""
-    try:
-        names = storage.names()
-    except OSError as error:
-        raise CheckpointError(f"{storage.where()} cannot be listed: {error}") from error
-    steps = (step_of(name) for name in names)
-    return sorted((step for step in steps if step is not None), reverse=True)
-
-
-def complete_chains(
-    storage: Storage, *, is_told: bool = True, seen: SeenSteps | None = None
-) -> Iterator[list[Checkpoint]]:
-    """Yield the chain of each complete step, newest first; log why others are incomplete.
-
-    A step that a later run has skipped ranks after all others, whatever its number.
-
-    Args:
-        storage: the checkpoint root.
-        is_told: False: log nothing; another look that does will follow.
-        seen: what this look has read so far; gets what is read here.
-
-    Raises:
-        CheckpointError: the file system gives no answer about a step, which may be complete.
-    """
-    steps = steps_on_disk(storage)
-    seen = seen or SeenSteps(storage)
-    passed_over = passed_over_by(seen.readable(steps))
-    for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
-        tell = functools.partial(log_skipped, storage, step) if is_told else None
-        chain = if_sound(functools.partial(load_chain, storage, step, seen), tell)
-        if chain is not None:
-            yield chain
-
-
-def passed_over_by(checkpoints: Iterable[Checkpoint]) -> set[int]:
-    """Return the steps that these checkpoints name as skipped by their runs."""
-    return {step for checkpoint in checkpoints for step in checkpoint.passed_over}
-
-
-def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Return those with a score, of each kind of score the best first; of equal ones the older.
-
-    Those that a later run has skipped are left out.
-
-    Args:
-        checkpoints: all that can be read, so that what runs have skipped is known.
-    """
-    known = list(checkpoints)
-    skipped = passed_over_by(known)
-
-    def order(checkpoint: Checkpoint) -> tuple[str, bool, float, int]:
-        score = checkpoint.score
-        if score is None:
-            raise CheckpointError(f"step {checkpoint.step} has no score")
-        signed = -score.value if score.higher_is_better else score.value
-        return *score.kind, signed, checkpoint.step
-
-    return sorted((each for each in known if each.score and each.step not in skipped), key=order)
-
-
-def best(
-    root: Root, metric: str, *, higher_is_better: bool, up_to: int | None = None
-) -> Checkpoint | None:
-    """Return the complete checkpoint with the best score of a metric; None: there is none.
-
-    Args:
-        root: the checkpoint root.
-        metric: its name.
-        higher_is_better: the kind of score.
-        up_to: the last step of the run; None: all count.
-
-    Raises:
-        CheckpointError: the directory cannot be listed, or a manifest in it cannot be read now.
-    """
-    storage = storage_at(root)
-    seen = SeenSteps(storage)
-    for each in best_first(seen.readable(steps_on_disk(storage))):
-        is_in_run = up_to is None or each.step <= up_to
-        if is_in_run and each.score and each.score.kind == (metric, higher_is_better):
-            chain = if_sound(
-                functools.partial(load_chain, storage, each.step, seen),
-                functools.partial(log_skipped, storage, each.step),
-            )
-            if chain is not None:
-                return chain[0]
-    return None
-
-
-def steps_after(root: Root, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the steps that a run skips when it resumes from this checkpoint.
-
-    Those with a greater number, the greatest MAX_PASSED_OVER at most, and those skipped before.
-
-    Args:
-        root: the checkpoint root.
-        checkpoint: the one to resume from.
-    """
-    newer = {step for step in steps_on_disk(storage_at(root)) if step > checkpoint.step}
-    return tuple(sorted(newer | {*checkpoint.passed_over})[-MAX_PASSED_OVER:])
-
-
-def log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
-    """Log why a checkpoint is skipped.
-
-    Args:
-        storage: the checkpoint root.
-        step: number of the step.
-        error: what is wrong with it.
-    """
-    logger.warning("checkpoint step %d in %s is skipped: %s", step, storage.where(), error)
-
-
-def latest(root: Root, *, is_told: bool = True) -> int | None:
-    """Return the newest complete step, or None.
-
-    Args:
-        root: the checkpoint root.
-        is_told: as of `complete_chains`.
-    """
-    chain = next(complete_chains(storage_at(root), is_told=is_told), None)
-    return None if chain is None else chain[0].step
-
-
-def read_manifest(root: Root, step: int | None = None) -> Checkpoint:
-    """Return the manifest of a step, or of the newest complete one.
-
-    Args:
-        root: the checkpoint root.
-        step: number of the step; None: the newest complete one.
-
-    Raises:
-        CheckpointError: the step is missing or incomplete (the message names the newest complete
-            one), or no step is complete.
-    """
-    storage = storage_at(root)
-    if step is None:
-        chain = next(complete_chains(storage), None)
-        if chain is None:
-            raise none_complete(storage)
-        return chain[0]
-    try:
-        return load_chain(storage, step)[0]
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_newest_text(storage)}") from error
-
-
-def _newest_text(storage: Storage) -> str:
-    try:
-        newest = latest(storage)
-    except CheckpointError as error:
-        return str(error)
-    return "none is complete" if newest is None else f"newest complete step is {newest}"
-
-
-def none_complete(storage: Storage) -> CheckpointError:
-    """Return the error for a root without a usable checkpoint."""
-    seen = ", ".join(map(str, steps_on_disk(storage))) or "none"
-    return CheckpointError(f"no complete checkpoint in {storage.where()}; steps on disk: {seen}")
-
-
 def open_shards(
     storage: Storage, checkpoint: Checkpoint, layout: Layout, directory: str = ""
 ) -> list[ShardFile]:
@@ -503,20 +337,20 @@ class ChainFiles:
     Args:
         storage: the checkpoint root.
         steps: the chain, as of `load_chain`.
-        place: the server that reads its share; None: the reader takes all.
+        settings: of the server that reads its share; None: the reader takes all.
     """
 
     def __init__(
-        self, storage: Storage, steps: Sequence[Checkpoint], place: ServerSettings | None = None
+        self, storage: Storage, steps: Sequence[Checkpoint], settings: ServerSettings | None = None
     ) -> None:
         self.storage = storage
         self.steps = tuple(steps)
         self.layout = Layout.whole(steps[0].manifest)
         """Of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
-        self._rank = place.rank if place is not None else 0
-        self.is_own = place is not None and all(
-            len(each.shards) == place.num_servers for each in steps
+        self._rank = settings.rank if settings is not None else 0
+        self.is_own = settings is not None and all(
+            len(each.shards) == settings.num_servers for each in steps
         )
         """Whether the share is what the server of this rank had saved."""
 
@@ -546,17 +380,17 @@ class ChainFiles:
 
 
 def open_chain(
-    root: Root, checkpoint: Checkpoint, place: ServerSettings | None = None
+    root: Root, checkpoint: Checkpoint, settings: ServerSettings | None = None
 ) -> ChainFiles:
     """Return the files of a step and of those that it needs.
 
     Args:
         root: the checkpoint root.
         checkpoint: the step.
-        place: as of ChainFiles.
+        settings: as of ChainFiles.
 
     Raises:
         CheckpointError: one of the steps is missing or incomplete.
     """
     storage = storage_at(root)
-    return ChainFiles(storage, load_chain(storage, checkpoint.step), place)
+    return ChainFiles(storage, load_chain(storage, checkpoint.step), settings)

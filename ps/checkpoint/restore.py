@@ -1,135 +1,32 @@
 """Restore: the values of a committed checkpoint into a shard, or only a comparison of digests.
 
-Covers: restoring, verifying, falling back to an older checkpoint, another model's refusal.
-Does not: find steps (ps.checkpoint.reader), import numba.
+Covers: restoring, verifying, another model's refusal.
+Does not: choose the checkpoint (ps.checkpoint.choice), fill tables (ps.checkpoint.tables), import
+numba.
 Threads: none; every function is independent.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ps.checkpoint.digest import digest, refuse_nonfinite
-from ps.checkpoint.format import (
-    Checkpoint,
-    bucket_nbytes,
-    new_arrays,
-)
-from ps.checkpoint.reader import (
-    ChainFiles,
-    Root,
-    ShardFile,
-    complete_chains,
-    load_chain,
-    log_skipped,
-    logger,
-    none_complete,
-    open_shards,
-    read_manifest,
-    steps_on_disk,
-)
-from ps.checkpoint.storage import Storage, if_sound, storage_at, typed_errors
-from ps.checkpoint.table_reader import check_rows
+from ps.checkpoint.format import Checkpoint, bucket_nbytes, new_arrays
+from ps.checkpoint.reader import ChainFiles, Root, ShardFile, load_chain, open_shards
+from ps.checkpoint.storage import Storage, storage_at, typed_errors
+from ps.checkpoint.tables.reader import check_rows
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.row_rules import rule_of_rows
 from ps.optim.rules import rule_of
-from rpc.field_texts import with_field_texts
 
 if TYPE_CHECKING:
     from ps.dense.shard import DenseShard
 
 Array = np.ndarray[Any, Any]
-Found = TypeVar("Found")
-
-
-@with_field_texts
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreOptions:
-    """Options of a restore."""
-
-    manifest: Manifest | None = None
-    """The manifest to restore for; None: the saved one. Settings of a rule may differ from the
-    saved ones, parameters and rules may not."""
-    reset_optimizer: bool = False
-    """Restore the values only: slots and steps are reset, and the rules may differ."""
-    strict: bool = False
-    """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
-    job: str | None = None
-    """Only checkpoints of this job; None: of any job."""
-
-
-AS_SAVED = RestoreOptions()
-MAX_LOOKS = 4
-"""At the steps, each of which is the newest one when its files are read."""
-
-
-def find(root: Root, step: int | None, like: RestoreOptions) -> tuple[Checkpoint, Manifest]:
-    """Return the checkpoint to restore, and the manifest to restore it for.
-
-    Args:
-        root: the checkpoint root.
-        step: number of the step; None: the newest one that can be restored.
-        like: what the checkpoint has to fit.
-
-    Raises:
-        CheckpointError: there is none, or the requested one is damaged or of another model.
-    """
-    if step is None:
-        found = newest_sound(root, strict=like.strict, job=like.job)
-    else:
-        found = read_manifest(root, step)
-    return found, _check_fits(found, like)
-
-
-def _check_fits(found: Checkpoint, like: RestoreOptions) -> Manifest:
-    manifest = manifest_to_serve(found, like)
-    check_same_model(found.manifest, manifest, reset_optimizer=like.reset_optimizer)
-    return manifest
-
-
-def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> int:
-    """Refuse what `find` refuses, as far as that is seen without reading values; those may be many.
-
-    Returns the step that `find` would return if no value is damaged.
-
-    Args:
-        root: as `find`.
-        step: as `find`.
-        like: as `find`.
-
-    Raises:
-        CheckpointError: there is none, or the one that `find` would return is of another model.
-    """
-    if step is not None:
-        return find(root, step, like)[0].step
-    newest = read_newest(
-        root, lambda chain: chain[0], strict=like.strict, job=like.job, is_told=False
-    )
-    try:
-        _check_fits(newest, like)
-    except CheckpointError:
-        return find(root, None, like)[0].step  # it may be damaged, and an older one fit
-    return newest.step
-
-
-def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
-    """Return what a server trains that is restored from a checkpoint.
-
-    Without frozen groups if the checkpoint has none, as those of versions that did not keep them:
-    they come with the next seed.
-
-    Args:
-        checkpoint: the one to restore.
-        like: what was asked for.
-    """
-    asked = like.manifest or checkpoint.manifest
-    return asked if checkpoint.manifest.frozen_groups else asked.without_frozen()
 
 
 def restore_shard(chain: ChainFiles, shard: DenseShard, *, reset_optimizer: bool = False) -> None:
@@ -166,10 +63,16 @@ def verify(root: Root, checkpoint: Checkpoint) -> None:
         CheckpointError: names the first damaged file.
     """
     storage = storage_at(root)
-    _verified(storage, load_chain(storage, checkpoint.step))
+    verified(storage, load_chain(storage, checkpoint.step))
 
 
-def _verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
+def verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
+    """Return a chain as it is; raises as `verify`.
+
+    Args:
+        storage: the checkpoint root.
+        chain: as of `load_chain`.
+    """
     for each in chain:
         verify_files(storage, each)
     return chain
@@ -189,158 +92,6 @@ def verify_files(storage: Storage, checkpoint: Checkpoint) -> list[ShardFile]:
         check_rows(file)
         read_extra(file)
     return files
-
-
-def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
-    """Return the newest checkpoint that `verify` accepts; as `read_newest`.
-
-    Args:
-        root: the checkpoint directory.
-        strict: as of `read_newest`.
-        job: as of `read_newest`.
-    """
-    storage = storage_at(root)
-    return read_newest(root, lambda chain: _verified(storage, chain)[0], strict=strict, job=job)
-
-
-def restore_newest(
-    root: Root, like: RestoreOptions, restore: Callable[[Sequence[Checkpoint]], Found]
-) -> Found:
-    """Return what `restore` makes of the newest checkpoint that is whole; as `read_newest`.
-
-    Servers that begin together take the same one, so each reads all files first. A server that is
-    started again in a running job has nobody to agree with: the others live and hold what is newer.
-    So its own files alone have to be whole, and `restore` reads these.
-
-    Args:
-        root: the checkpoint directory.
-        like: what it has to fit; its `job` is that of a running one.
-        restore: fills a server from a chain, newest first; raises CheckpointError where it is
-            damaged.
-
-    Raises:
-        CheckpointError: there is none, or the newest whole one is of another model.
-    """
-    storage = storage_at(root)
-
-    def read(chain: list[Checkpoint]) -> Found | CheckpointError:
-        misfit: CheckpointError | None = None
-        try:
-            _check_fits(chain[0], like)
-        except CheckpointError as error:
-            misfit = error
-        if misfit is not None or like.job is None:
-            _verified(storage, chain)  # a damaged one of another model hides no older one
-        return misfit or restore(chain)
-
-    found = read_newest(root, read, strict=like.strict, job=like.job)
-    if isinstance(found, CheckpointError):
-        raise found
-    return found
-
-
-def read_newest(
-    root: Root,
-    read: Callable[[list[Checkpoint]], Found],
-    *,
-    strict: bool = False,
-    job: str | None = None,
-    is_told: bool = True,
-) -> Found:
-    """Return what `read` makes of the newest chain that it accepts; log why newer ones are skipped.
-
-    A save that is committed meanwhile may remove the newest step, whose missing files are no
-    damage: then it looks again, a few times. Where saves are faster than each look, the last one
-    takes the newest that can be read.
-
-    Args:
-        root: the checkpoint directory.
-        read: gets a chain, newest first; raises CheckpointError where it is damaged.
-        strict: raise the error of the newest step instead of reading an older one.
-        job: accept only this job's checkpoints; None: any.
-        is_told: False: log nothing; another look that does will follow.
-
-    Raises:
-        CheckpointError: there is none, or the file system does not give a newer one's files, or
-            saves have replaced the newest one faster than it could be read.
-    """
-    storage = storage_at(root)
-    first = steps = steps_on_disk(storage)
-    failure: CheckpointError | None = None
-    for looks_left in reversed(range(MAX_LOOKS)):
-        look = _Look(storage, steps, is_last=not looks_left, is_told=is_told)
-        try:
-            found = look.strictly(read) if strict and steps else look.through(read, job)
-        except CheckpointError as error:
-            if not look.is_overtaken():
-                raise
-            failure, found = error, None
-        if found is not None:
-            return found
-        logger.info("%s: looking again, as newer steps were saved meanwhile", storage.where())
-        steps = steps_on_disk(storage)
-    raise CheckpointError(
-        f"{storage.where()}: the newest step was {first[0]} at first and is {steps[0]} now: each "
-        "was replaced before it was read. Save less often, keep more checkpoints (keep=...), or "
-        "restore once nothing saves there"
-    ) from failure
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One look at a directory in which somebody may save meanwhile."""
-
-    storage: Storage
-    steps: Sequence[int]
-    """On disk when it began, newest first."""
-    is_last: bool
-    is_told: bool
-
-    def is_overtaken(self) -> bool:
-        """Whether a newer step is there by now, whose save may have removed others."""
-        return steps_on_disk(self.storage)[:1] != list(self.steps[:1])
-
-    def strictly(self, read: Callable[[list[Checkpoint]], Found]) -> Found:
-        """Read the newest step or fail."""
-        return read(load_chain(self.storage, self.steps[0]))
-
-    def through(self, read: Callable[[list[Checkpoint]], Found], job: str | None) -> Found | None:
-        """Read the newest chain that can be read; None: one would be taken for a newer one."""
-        for chain in complete_chains(self.storage, is_told=self.is_told):
-            newest = chain[0]
-            if job not in (None, newest.job):
-                continue
-            if not self._may_take(newest):
-                return None
-            tell = functools.partial(log_skipped, self.storage, newest.step)
-            found = if_sound(functools.partial(read, chain), tell if self.is_told else None)
-            if found is None:
-                continue
-            if not self._may_take(newest):
-                return None
-            if self.is_told:
-                _tell_newer(self.storage, newest.step, self.steps)
-            return found
-        raise none_complete(self.storage)
-
-    def _may_take(self, checkpoint: Checkpoint) -> bool:
-        """Whether all newer ones are damaged, and none was replaced while it was read."""
-        return self.is_last or [checkpoint.step] == self.steps[:1] or not self.is_overtaken()
-
-
-def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
-    """Log which newer steps are skipped; they may become readable again later."""
-    newer = [step for step in steps if step > taken]
-    if newer:
-        logger.warning(
-            "%s: step %d is taken, not step %s, which is newer by its number: what was trained "
-            "between them is not part of it. Checkpoints that are saved from here on say so, and "
-            "later restores prefer them; step=%d takes the other one",
-            storage.where(),
-            taken,
-            ", ".join(map(str, newer[:5])),
-            newer[0],
-        )
 
 
 class SavedBucket(NamedTuple):

@@ -10,7 +10,7 @@ commit it. Only the job that holds the lease commits; each of its processes that
                              for as long as a lease of another host
 
 Covers: ids of saves, which staging directories are removed.
-Does not: save (ps.client.saver), write (ps.checkpoint.writer).
+Does not: save (ps.client.saving.saver), write (ps.checkpoint.writer).
 Runs in: processes that save.
 Threads: any; a sweep during another one does nothing.
 """

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 import numpy as np
 
+from ps.checkpoint.choice import best_first, complete_chains, passed_over_by, steps_on_disk
 from ps.checkpoint.digest import MAX_COUNT, digest, refuse_nonfinite
 from ps.checkpoint.format import (
     FORMAT,
@@ -34,21 +35,10 @@ from ps.checkpoint.format import (
     staging_name,
     step_name,
 )
-from ps.checkpoint.reader import (
-    Root,
-    SeenSteps,
-    best_first,
-    check_sizes_in,
-    complete_chains,
-    load_chain,
-    load_step,
-    open_shards,
-    passed_over_by,
-    steps_on_disk,
-)
+from ps.checkpoint.reader import Root, SeenSteps, check_sizes_in, load_chain, load_step, open_shards
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
-from ps.checkpoint.table_format import SegmentSource, segment_nbytes, write_segment
+from ps.checkpoint.tables.format import SegmentSource, segment_nbytes, write_segment
 from ps.dense.frozen import FrozenValues
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Bucket, Layout, Manifest

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ps.checkpoint.choice import newest_sound, read_manifest
 from ps.checkpoint.inspect import DirectoryReport, StepReport, export_npz, inspect
-from ps.checkpoint.reader import Root, read_manifest
-from ps.checkpoint.restore import newest_sound
+from ps.checkpoint.reader import Root
 from ps.checkpoint.storage import OpenStorage
 
 NOTHING = "no step can be restored; the reason of each is below"

@@ -4,18 +4,18 @@ Every server writes where it listens beside the checkpoints (ps.checkpoint.fenci
 the same `--save-dir`. Server 0 asks all of them, itself included, as a chief's client would.
 
 Covers: finding the servers, a client that follows those that are started again elsewhere.
-Does not: choose when (ps.client.periodic_saver), save (ps.client.saver).
-Runs in: the process of ps:0.      Threads: that of ps.client.periodic_saver; `close` after it has
-ended.
+Does not: choose when (ps.client.saving.periodic_saver), save (ps.client.saving.saver).
+Runs in: the process of ps:0.      Threads: that of ps.client.saving.periodic_saver; `close` after
+it has ended.
 """
 
 from __future__ import annotations
 
+from ps.checkpoint.choice import latest, steps_on_disk
 from ps.checkpoint.fencing import GenerationFence, endpoint_of
-from ps.checkpoint.reader import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
 from ps.config import ServerSettings
 from ps.errors import PSSettingsError, ServerGone
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -30,7 +30,7 @@ class SelfSaving:
 
     Args:
         period: where and when.
-        place: of this server, which is ps:0.
+        settings: of this server, which is ps:0.
         credentials: the cluster's secret.
         guard: of this server.
     """
@@ -38,20 +38,20 @@ class SelfSaving:
     def __init__(
         self,
         period: Period,
-        place: ServerSettings,
+        settings: ServerSettings,
         credentials: Credentials,
         guard: GenerationFence,
     ) -> None:
         self._storage = storage_at(period.directory)
-        self._place = place
+        self._settings = settings
         self._credentials = credentials
-        self._identity = Identity(Role.SERVER, place.rank, guard.number)
+        self._identity = Identity(Role.SERVER, settings.rank, guard.number)
         self._endpoints: tuple[Endpoint, ...] = ()
         self._made: PSClient | None = None
         self._saver = PeriodicSaver(period, self._client)
 
     def start(self, *, saved_step: int) -> None:
-        """Save periodically; see ps.client.periodic_saver."""
+        """Save periodically; see ps.client.saving.periodic_saver."""
         self._saver.start(saved_step=saved_step)
 
     def close(self, *, last: bool) -> None:
@@ -66,7 +66,7 @@ class SelfSaving:
         Raises:
             ServerGone: one of them has not been started yet.
         """
-        found = tuple(map(self._find, range(self._place.num_servers)))
+        found = tuple(map(self._find, range(self._settings.num_servers)))
         if self._made is None or found != self._endpoints:
             if self._made is not None:
                 self._made.close()
@@ -75,7 +75,7 @@ class SelfSaving:
                 found,
                 self._credentials,
                 self._identity,
-                num_workers=self._place.num_workers,
+                num_workers=self._settings.num_workers,
                 reconnect_s=RECONNECT_S,
                 restore_s=0.0,
             )

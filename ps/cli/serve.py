@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence
-from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.cli.credentials import add_credentials, credentials_of, read_secret
 from ps.cli.self_saving import SelfSaving, refuse_foreign
-from ps.client.periodic_saver import Period
-from ps.client.saver import SaveOptions
+from ps.client.saving.periodic_saver import Period
+from ps.client.saving.saver import SaveOptions
 from ps.collector import StartFreeze
 from ps.config import ServerSettings
 from ps.errors import PSError, PSSettingsError

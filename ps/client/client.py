@@ -1,9 +1,9 @@
 """The client of all servers: pull, push, tables, rendezvous, saves and control.
 
-Covers: the public calls, one at a time; keys of rendezvous that are used again, what a long wait
-for one says, probing the other servers meanwhile, bringing passed ones to a ps:0 that is new.
-Does not: cut flat buffers (ps.client.dense), reconnect or wait (ps.client.channel,
-ps.client.retry), import numba, keras or tensorflow.
+Covers: the public calls, one at a time.
+Does not: cut flat buffers (ps.client.dense), keep what is sent again (ps.client.metadata,
+ps.client.rendezvous), reconnect or wait (ps.client.channel, ps.client.retry), import numba, keras
+or tensorflow.
 Runs in: worker processes, and drivers for stats and control.
 Threads: any; one call at a time, `_lock` makes others wait. A save has connections of its own, so
 no other call waits for it. `close` waits for the calls under way.
@@ -12,28 +12,29 @@ no other call waits for it. `close` waits for the calls under way.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ps import metadata
-from ps.checkpoint.restore import AS_SAVED, RestoreOptions, find
+from ps.checkpoint.choice import AS_SAVED, RestoreOptions, find
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
 from ps.client.dense import DenseClient
-from ps.client.retry import READY_TIMEOUT_S, check_reached
+from ps.client.metadata import MetadataClient, RunNotes
+from ps.client.rendezvous import RendezvousClient
+from ps.client.retry import READY_TIMEOUT_S
 from ps.client.row_exchange import RowExchanger, Rows
-from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions, Saver
+from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions, Saver
+from ps.client.saving.servers import SavingServers
 from ps.client.server_group import (
-    PROBE_TIMEOUT_S,
+    PROBE_PERIOD_S,
     Answer,
     AwayProbe,
     CallTimes,
@@ -42,298 +43,15 @@ from ps.client.server_group import (
 )
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
-from ps.errors import (
-    CheckpointError,
-    PSError,
-    PSSettingsError,
-    RequestTimeout,
-    ServerPhaseError,
-)
+from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
 from ps.protocol.descriptions import are_filled, check_serving, different_seeds
-from ps.protocol.messages import MAX_REASON_LENGTH, Ack, Description, Number
-from ps.protocol.passed import PassedRendezvous
+from ps.protocol.messages import MAX_REASON_LENGTH, Ack, Description
 from ps.stats.server_stats import ServerStats
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.client.connection import Connection, Reply
 from rpc.endpoint import Endpoint
-from rpc.errors import RemoteError, RpcError
-
-_logger = logging.getLogger(__name__)
-
-PROBE_PERIOD_S = 15.0
-"""How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
-servers for restarts."""
-TELL_PERIOD_S = 60.0
-"""How often a worker that waits at a rendezvous logs for whom."""
-LONGEST_KEY = messages.MAX_KEY_LENGTH - 16
-"""Of a rendezvous, as its users name it: a later use has its count behind it."""
-BRING_TIMEOUT_S = 30.0
-"""For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
-
-
-class RunNotes:
-    """The texts that hold for the run, whatever becomes of the parameters; see PSClient.
-
-    Whichever client of a process finds ps:0 started again sets them once more.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        """Held while one is sent: an older text must not come behind a newer one."""
-        self.texts: dict[str, bytes] = {}
-        """By name."""
-
-
-class MetadataClient:
-    """The metadata that one client sets and reads; belongs to a PSClient.
-
-    Args:
-        servers: the links to the servers.
-        notes: of this process, for all of its clients.
-    """
-
-    def __init__(self, servers: ServerGroup, notes: RunNotes) -> None:
-        self._servers = servers
-        self._notes = notes
-        self._numbers = itertools.count(1)
-        self._num_connections = 0
-        """Of ps:0, when it last had all of these."""
-
-    def set(self, name: str, text: bytes, *, of_run: bool) -> None:
-        """Keep a text on ps:0. Raises as PSClient.set_metadata.
-
-        Args:
-            name: of the value.
-            text: its JSON.
-            of_run: whether this process sets it again where ps:0 has lost it.
-        """
-        self.set_again()
-        with self._notes.lock:
-            self._send(name, text)
-            self._notes.texts.pop(name, None)
-            if of_run:
-                self._notes.texts[name] = text
-
-    def get(self) -> dict[str, Any]:
-        """Return all values by name."""
-        while True:
-            self.set_again()
-            call = OutgoingCall(self._servers.links[0], messages.FetchMetadata())
-            (reply,) = self._servers.send([call])
-            if not self.is_behind:
-                return metadata.decode(reply.payload)
-
-    def set_again(self, *, timeout_s: float | None = None) -> None:
-        """Set what holds for the run once more, if ps:0 may have been started again since.
-
-        Args:
-            timeout_s: for each name; None: the client's.
-        """
-        if not self.is_behind:
-            return
-        with self._notes.lock:
-            num_connections = self._servers.links[0].num_connections
-            for name, text in list(self._notes.texts.items()):
-                try:
-                    self._send(name, text, timeout_s)
-                except PSSettingsError as error:
-                    if metadata.NO_ROOM not in error.details:
-                        raise
-                    # Others have taken its room; no push fails for that.
-                    del self._notes.texts[name]
-                    _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
-            self._num_connections = num_connections
-
-    def bring(self, timeout_s: float) -> None:
-        """Find out whether ps:0 was started again, and set what holds for the run if so.
-
-        Args:
-            timeout_s: for each request.
-        """
-        while self._notes.texts:
-            ask = OutgoingCall(self._servers.links[0], messages.Describe())
-            self._servers.send([ask], timeout_s=timeout_s)
-            if not self.is_behind:
-                return
-            self.set_again(timeout_s=timeout_s)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether ps:0 may have been started again since it had all that holds for the run."""
-        num_connections = self._servers.links[0].num_connections
-        return bool(self._notes.texts) and num_connections > self._num_connections
-
-    def _send(self, name: str, text: bytes, timeout_s: float | None = None) -> None:
-        number = Number(self._servers.session, next(self._numbers))
-        call = OutgoingCall(self._servers.links[0], messages.SetMetadata(number, name), [text])
-        self._servers.answers([call], Description, timeout_s=timeout_s)
-
-
-class SavingServers:
-    """The servers as a save asks them: ps:0 has what holds for the run before its snapshot.
-
-    Args:
-        separate: returns the links for saves, always the same.
-        notes: of this process.
-    """
-
-    def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
-        self._separate = separate
-        self._notes = notes
-        self._metadata: MetadataClient | None = None
-
-    def ask(
-        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
-    ) -> list[Answer]:
-        """As ServerGroup.ask.
-
-        Raises:
-            CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
-        """
-        servers = self._separate()
-        if not isinstance(request, messages.TakeSnapshot):
-            return servers.ask(request, answer, timeout_s=timeout_s)
-        if self._metadata is None:  # one for all saves: it numbers what it sends
-            self._metadata = MetadataClient(servers, self._notes)
-        self._metadata.bring(timeout_s)
-        answers = servers.ask(request, answer, timeout_s=timeout_s)
-        if self._metadata.is_behind:
-            raise CheckpointError(
-                "ps:0 was started again while its snapshot was taken, which lacks what holds for "
-                "the run (set_metadata(..., of_run=True)): it is not committed; save again"
-            )
-        return answers
-
-    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
-        """As ServerGroup.fetch_manifest."""
-        return self._separate().fetch_manifest(timeout_s=timeout_s)
-
-
-class RendezvousClient:
-    """The rendezvous of one worker; belongs to a PSClient.
-
-    Args:
-        servers: the links to the servers.
-        metadata: of the same client.
-    """
-
-    def __init__(self, servers: ServerGroup, metadata: MetadataClient) -> None:
-        self._servers = servers
-        self._metadata = metadata
-        self._uses: dict[str, int] = {}
-        self._passed = PassedRendezvous()
-        self._lock = threading.Lock()
-        """Guards `_passed`: another thread may bring what this one adds to."""
-        self._bringing = threading.Lock()
-        """Held by the one thread that uses the connection for that."""
-        servers.links[0].greet = self._bring
-
-    def rendezvous(self, key: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
-        """Bring a value and get those of all live workers. Raises as PSClient.rendezvous.
-
-        Args:
-            key: name of the rendezvous.
-            value: at most 1 MiB.
-            timeout_s: seconds until RequestTimeout.
-        """
-        uses = self._uses.get(key, 0)
-        # A key may end like a count: with its own # doubled, no two uses have one name.
-        escaped = key.replace("#", "##")
-        if not 0 < len(escaped) <= LONGEST_KEY:
-            raise PSSettingsError(
-                f"a rendezvous key has 1 to {LONGEST_KEY} characters, a # counting twice, got "
-                f"{len(escaped)}: {key[:40]!r}; a shorter one names it as well"
-            )
-        name = escaped + (f"#{uses}" if uses else "")
-        reply = self._wait(name, value, timeout_s)
-        self._uses[key] = uses + 1
-        answer = messages.decode_reply(reply.meta, messages.RendezvousValues)
-        with self._lock:
-            self._passed.add(name, answer, bytes(reply.payload))
-        return answer.values(reply.payload)
-
-    def _bring(self, connection: Connection, timeout_s: float) -> None:
-        """Bring what this worker has passed: ps:0 may have been started again, with none of it.
-
-        On each connection, as a server may have the same generation before and after. It comes
-        before all other requests, so before a push that waits for a worker that waits for this.
-        """
-        passed = self._request()
-        if passed is None:
-            return
-        meta, payload = messages.encode(passed[0]), passed[1]
-        try:
-            connection.call(meta, payload, timeout_s=min(timeout_s, BRING_TIMEOUT_S))
-        except RemoteError as error:  # the next request is refused for the same reason, if for any
-            _logger.warning("ps:0 takes no answers of rendezvous that are over: %s", error)
-
-    def bring(self) -> None:
-        """Bring it now, on another connection: this worker may ask ps:0 for nothing for long.
-
-        Threads: any.
-        """
-        passed = self._request()
-        if passed is None:
-            return
-        try:
-            with self._bringing:
-                servers = self._servers.separate("answers")
-                servers.send([OutgoingCall(servers.links[0], *passed)], timeout_s=BRING_TIMEOUT_S)
-                servers.links[0].close()  # a server has room for few connections of each worker
-        except (PSError, RpcError) as error:  # the next request brings it, or the next new ps:0
-            _logger.info("ps:0 has not got the answers of rendezvous that are over: %s", error)
-
-    def _request(self) -> tuple[messages.BringAnswers, list[bytes]] | None:
-        with self._lock:
-            return self._passed.request()
-
-    def _wait(self, name: str, value: bytes, timeout_s: float) -> Reply:
-        begun_s = time.monotonic()
-        deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
-        while True:
-            self._set_notes_again()
-            left_s = deadline_s - time.monotonic()
-            is_last = left_s < 2 * PROBE_PERIOD_S
-            call = OutgoingCall(
-                self._servers.links[0],
-                messages.JoinRendezvous(name, 0.0),
-                [value] if value else [],
-                waits=True,
-            )
-            try:
-                limit_s = left_s if is_last else PROBE_PERIOD_S
-                return self._servers.send([call], timeout_s=limit_s)[0]
-            except RequestTimeout as error:
-                check_reached(call, begun_s, self._servers.times.reconnect_s)
-                if is_last:
-                    raise
-                if (now_s := time.monotonic()) >= tell_s:
-                    _tell_wait(name, error, now_s - begun_s, deadline_s - now_s)
-                    tell_s = now_s + TELL_PERIOD_S
-            self._servers.probe_restarts(timeout_s=PROBE_TIMEOUT_S)
-
-    def _set_notes_again(self) -> None:
-        try:
-            self._metadata.set_again(timeout_s=PROBE_TIMEOUT_S)
-        except (PSError, RpcError) as error:  # left to the next look
-            _logger.info("ps:0 lacks what this worker has set for the run: %s", error)
-
-
-def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float) -> None:
-    missing = error.details.get("missing")
-    _logger.warning(
-        "rendezvous %r: this worker has waited %.0f s for %s, and waits at most %.0f s longer. "
-        "Look at the log and the phase of what it waits for. If neither goes on, each may wait for "
-        "the other: stop the training and resume it from its last checkpoint",
-        name,
-        waited_s,
-        f"worker {missing}" if missing else "an answer of ps:0",
-        left_s,
-    )
-
 
 Array = np.ndarray[Any, Any]
 

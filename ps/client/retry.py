@@ -107,13 +107,33 @@ def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcEr
     return failures
 
 
-def exchange(
-    calls: Sequence[OutgoingCall],
-    *,
-    timeout_s: float,
-    reconnect_s: float,
-    restore_s: float = READY_TIMEOUT_S,
-) -> list[Reply]:
+class ExchangeTimes(NamedTuple):
+    """How long one exchange takes at most."""
+
+    timeout_s: float
+    """For all its calls together; a server's answer that it restores begins it anew."""
+    reconnect_s: float
+    """A server that cannot be reached for so long is gone."""
+    restore_s: float
+    """For how long a server that restores is asked again."""
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that it takes at most, whatever the servers answer."""
+        return max(self.timeout_s, self.restore_s)
+
+    def deadline_s(self, calls: Sequence[OutgoingCall], begun_s: float) -> float:
+        """Return when to give up, as is known by now.
+
+        Args:
+            calls: of the exchange.
+            begun_s: when it began.
+        """
+        heard_s = max(begun_s, *(call.restoring_s for call in calls))
+        return min(heard_s + self.timeout_s, begun_s + self.longest_s)
+
+
+def exchange(calls: Sequence[OutgoingCall], times: ExchangeTimes) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 
     A request that was cut is sent again while others still wait for their replies: at a barrier
@@ -122,10 +142,7 @@ def exchange(
 
     Args:
         calls: at most one per server.
-        timeout_s: seconds for all of them together.
-        reconnect_s: seconds for which an unreachable server is tried again.
-        restore_s: seconds for which a server that restores is asked again; `timeout_s` counts from
-            its last such answer.
+        times: of this exchange.
 
     Raises:
         PSError: the first server's refusal, as the server raised it.
@@ -141,8 +158,8 @@ def exchange(
     if connection is not None and not connection.closed and not calls[0].link.has_moved:
         call = calls[0]  # the usual case, without lists
         try:
-            pending = connection.begin(call.meta(timeout_s), call.payload, into=call.into)
-            wait_any([pending], min(timeout_s, LOOK_S))
+            pending = connection.begin(call.meta(times.timeout_s), call.payload, into=call.into)
+            wait_any([pending], min(times.timeout_s, LOOK_S))
             if not pending.settled:
                 under_way[0] = pending
             else:
@@ -151,38 +168,18 @@ def exchange(
                 return [reply]
         except RpcError as error:
             _settle(call, error)
-    limits = _Limits(timeout_s, reconnect_s, restore_s)
-    _drive(calls, under_way, begun_s, limits)
+    _drive(calls, under_way, begun_s, times)
     for call in calls:
         if call.error is not None:
             raise call.error
     return [call.reply for call in calls if call.reply is not None]
 
 
-class _Limits(NamedTuple):
-    """How long one exchange takes at most; see `exchange`."""
-
-    timeout_s: float
-    reconnect_s: float
-    restore_s: float
-
-    def deadline_s(self, calls: Sequence[OutgoingCall], begun_s: float) -> float:
-        """Return when to give up, as is known by now.
-
-        Args:
-            calls: of the exchange.
-            begun_s: when it began.
-        """
-        heard_s = max(begun_s, *(call.restoring_s for call in calls))
-        last_s = begun_s + max(self.timeout_s, self.restore_s)
-        return min(heard_s + self.timeout_s, last_s)
-
-
 def _drive(
     calls: Sequence[OutgoingCall],
     under_way: dict[int, PendingCall],
     begun_s: float,
-    limits: _Limits,
+    times: ExchangeTimes,
 ) -> None:
     """Give every call its reply or its final error.
 
@@ -190,7 +187,7 @@ def _drive(
         calls: at most one per server.
         under_way: those that were sent already, by index.
         begun_s: when the exchange began (monotonic).
-        limits: how long it takes at most.
+        times: of the exchange.
     """
     look_s = begun_s + LOOK_S
     deadline = Deadline(begun_s)
@@ -200,14 +197,14 @@ def _drive(
                 _reopen_forgotten(calls)
                 _leave_replaced(calls, under_way)
                 look_s = time.monotonic() + LOOK_S
-            deadline.at_s = limits.deadline_s(calls, begun_s)
+            deadline.at_s = times.deadline_s(calls, begun_s)
             if deadline.left_s() <= 0:
-                _give_up(calls, under_way, limits.timeout_s)
+                _give_up(calls, under_way, times.timeout_s)
                 return
             _advance(calls, under_way, deadline)
             for call in waiting:
                 if call.is_open:
-                    check_reached(call, call.begun_s, limits.reconnect_s)
+                    check_reached(call, call.begun_s, times.reconnect_s)
     finally:
         for index in under_way:
             calls[index].link.close()  # a later call must not meet the reply of this one

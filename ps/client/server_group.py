@@ -22,7 +22,7 @@ import msgspec
 
 from ps.client.channel import Channel, OutgoingCall
 from ps.client.channel_stats import LinkStats
-from ps.client.retry import READY_TIMEOUT_S, exchange
+from ps.client.retry import ExchangeTimes, exchange
 from ps.errors import (
     ManifestMismatch,
     PSError,
@@ -54,6 +54,9 @@ Purpose = Literal["answers", "lookups", "saves"]
 
 _FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
 """Refusals after which a server takes no push of this worker's process."""
+PROBE_PERIOD_S = 15.0
+"""How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
+servers for restarts."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 
@@ -67,9 +70,7 @@ class CallTimes:
         restore_s: for how long a server that restores is asked again.
     """
 
-    def __init__(
-        self, timeout_s: float, reconnect_s: float, restore_s: float = READY_TIMEOUT_S
-    ) -> None:
+    def __init__(self, timeout_s: float, reconnect_s: float, restore_s: float) -> None:
         if not reconnect_s > 0:
             raise PSSettingsError(f"reconnect_s must be above 0, got {reconnect_s}")
         self.timeout_s = timeout_s
@@ -89,8 +90,23 @@ class CallTimes:
 
     @property
     def longest_s(self) -> float:
-        """Seconds that one exchange takes at most; see ps.client.retry."""
-        return max(self.timeout_s, self.restore_s)
+        """Seconds that one exchange takes at most."""
+        return self.of_call().longest_s
+
+    def of_call(
+        self, timeout_s: float | None = None, restore_s: float | None = None
+    ) -> ExchangeTimes:
+        """Return the times of one exchange; None: as always.
+
+        Args:
+            timeout_s: seconds for all its answers.
+            restore_s: for how long a server that restores is asked again.
+        """
+        return ExchangeTimes(
+            self.timeout_s if timeout_s is None else timeout_s,
+            self.reconnect_s,
+            self.restore_s if restore_s is None else restore_s,
+        )
 
 
 class ServerGroup:
@@ -218,18 +234,7 @@ class ServerGroup:
         """
         if self._closed:
             raise client_closed()
-        return self._exchange(calls, timeout_s, restore_s)
-
-    def _exchange(
-        self, calls: Sequence[OutgoingCall], timeout_s: float | None, restore_s: float | None
-    ) -> list[Reply]:
-        times = self.times
-        return exchange(
-            calls,
-            timeout_s=times.timeout_s if timeout_s is None else timeout_s,
-            reconnect_s=times.reconnect_s,
-            restore_s=times.restore_s if restore_s is None else restore_s,
-        )
+        return exchange(calls, self.times.of_call(timeout_s, restore_s))
 
     def change(
         self,
@@ -268,7 +273,7 @@ class ServerGroup:
         calls = [self._numbered(request, link, payloads, intos) for link in asked]
         acks: list[Ack] = []
         try:
-            self._exchange(calls, timeout_s, restore_s)
+            exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):

@@ -1,7 +1,7 @@
 """Passed rendezvous: their answers, kept by each worker, and as the payload of BringAnswers.
 
 Covers: how much a worker keeps, the payload's index and its checks.
-Does not: say which answers go first (ps.protocol.kept_answers), send them (ps.client.client),
+Does not: say which answers go first (ps.protocol.kept_answers), send them (ps.client.rendezvous),
 answer others with them (ps.server.rendezvous).
 Pure; no threads.
 

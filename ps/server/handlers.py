@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from ps import metadata
-from ps.checkpoint.reader import ChainFiles, open_chain, read_manifest, steps_after
-from ps.checkpoint.restore import RestoreOptions, manifest_to_serve
+from ps.checkpoint.choice import RestoreOptions, manifest_to_serve, read_manifest, steps_after
+from ps.checkpoint.reader import ChainFiles, open_chain
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import saved_segments
+from ps.checkpoint.tables.restore import saved_segments
 from ps.config import ServerSettings
 from ps.consistency.gate import Event
 from ps.consistency.modes import make_policy
@@ -306,16 +306,18 @@ class Service:
 
     def _new_frozen(self, manifest: Manifest) -> FrozenValues:
         """Make frozen values that take the place of those of the shard."""
-        place = self.settings
-        return FrozenValues(manifest, rank=place.rank, num_servers=place.num_servers, num_changes=1)
+        settings = self.settings
+        return FrozenValues(
+            manifest, rank=settings.rank, num_servers=settings.num_servers, num_changes=1
+        )
 
     def _new_tables(
         self, manifest: Manifest, segments: Mapping[str, int] | None = None
     ) -> tuple[Table, ...]:
         self._check_room(manifest)
-        place = self.settings
+        settings = self.settings
         return make_tables(
-            manifest, rank=place.rank, num_servers=place.num_servers, segments=segments
+            manifest, rank=settings.rank, num_servers=settings.num_servers, segments=segments
         )
 
     def _check_share(self, manifest: Manifest) -> None:
@@ -534,7 +536,7 @@ class Service:
         """Read this server's share of a checkpoint.
 
         Args:
-            chain: its files, for this server's place.
+            chain: its files, for this server.
             like: what it has to fit.
             resumes: a run begins with it; False: the run that saved it goes on.
 
@@ -544,11 +546,15 @@ class Service:
         checkpoint = chain.newest
         newer = steps_after(chain.storage, checkpoint)
         manifest = manifest_to_serve(checkpoint, like)
-        reset, place = like.reset_optimizer, self.settings
         dense = self._new_dense(manifest)
         tables = self._new_tables(manifest, saved_segments(chain))
         extra = restore_into(
-            dense, tables, chain, place=place, reset_optimizer=reset, is_alone=not resumes
+            dense,
+            tables,
+            chain,
+            settings=self.settings,
+            reset_optimizer=like.reset_optimizer,
+            is_alone=not resumes,
         )
         # The clients of another run never send again, and nothing else would drop their sessions.
         is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job

@@ -2,7 +2,7 @@
 
 Covers: one save at a time, what a delta adds to, one restore at a time, filling a shard.
 Does not: choose the moment (ps.server.snapshot_trigger), write files (ps.checkpoint.writer), commit
-(ps.client.saver), start serving.
+(ps.client.saving.saver), start serving.
 Runs in: PS processes.
 Threads: any; `_is_busy`, under `_changed`, lets one save at a time take its snapshot or write. A
 handler that waits for its turn looks whether its client is gone.
@@ -32,7 +32,7 @@ from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.checkpoint.table_restore import restore_tables
+from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
 from ps.config import ServerSettings
@@ -323,7 +323,7 @@ def restore_into(
     tables: Sequence[Table],
     chain: ChainFiles,
     *,
-    place: ServerSettings,
+    settings: ServerSettings,
     reset_optimizer: bool = False,
     is_alone: bool = False,
 ) -> ShardExtra:
@@ -335,8 +335,8 @@ def restore_into(
     Args:
         dense: the shard's buckets; filled.
         tables: the shard's tables; filled.
-        chain: the files of the checkpoint, for this place.
-        place: has the server's rank and the number of servers.
+        chain: the files of the checkpoint, for this server.
+        settings: have the server's rank and the number of servers.
         reset_optimizer: restore values only, not slots and steps.
         is_alone: the other servers live: nothing has to agree with what they saved.
 
@@ -345,16 +345,16 @@ def restore_into(
         TableFull: a table has more rows than this server may hold.
     """
     restore_shard(chain, dense, reset_optimizer=reset_optimizer)
-    is_same = restore_tables(chain, tables, place, reset_optimizer=reset_optimizer)
+    is_same = restore_tables(chain, tables, settings, reset_optimizer=reset_optimizer)
     files = chain.files(0, is_own=is_alone and chain.is_own)
     extras = {file.rank: _decode(file) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
-    own = extras.get(place.rank, ShardExtra(0, ()))
+    own = extras.get(settings.rank, ShardExtra(0, ()))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
-    notes = own.notes if place.rank == 0 else {}
+    notes = own.notes if settings.rank == 0 else {}
     resumed_step = max((extra.resumed_step for extra in extras.values()), default=-1)
     sessions = own.sessions if is_known else None
     return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)

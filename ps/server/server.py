@@ -13,16 +13,10 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ps.checkpoint.choice import AS_SAVED, RestoreOptions, check_restorable, find, restore_newest
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.reader import ChainFiles, load_chain
-from ps.checkpoint.restore import (
-    AS_SAVED,
-    RestoreOptions,
-    check_restorable,
-    find,
-    restore_newest,
-)
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import ServerPhaseError

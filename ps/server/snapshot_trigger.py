@@ -5,7 +5,7 @@ ask for a snapshot at a clock that is still to come; the push that completes its
 
 Covers: the moment, which save a snapshot belongs to, snapshots whose saver is gone.
 Does not: copy (ps.checkpoint.snapshot), write (ps.server.save_restore), agree with other servers
-(ps.client.saver).
+(ps.client.saving.saver).
 Runs in: PS processes.
 Threads: any; what is wanted is guarded by the gate's lock, under which all snapshots are made.
 """

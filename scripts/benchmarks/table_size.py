@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.floor_of_memory import MemoryFloor

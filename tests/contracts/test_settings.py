@@ -18,7 +18,7 @@ from feeding.formats.csv.options import CsvRequest
 from feeding.formats.text.lines import LineLimits
 from feeding.reading.bad_records import BadData
 from ps.checkpoint.score import Score
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.config import ServerSettings
 from ps.errors import PSSettingsError
 from ps.manifest.initializer_spec import Constant, RandomNormal, RandomUniform, TruncatedNormal

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from ps import metadata as kept
-from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.cli.main import main
-from ps.client.client import MetadataClient, PSClient
+from ps.client.client import PSClient
+from ps.client.metadata import MetadataClient
 from ps.errors import (
     CheckpointError,
     NonFiniteGradient,
@@ -417,7 +418,7 @@ def test_a_note_of_the_run_is_given_up_for_want_of_room_alone(
 def test_who_waits_at_a_rendezvous_sets_its_notes_of_the_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.05)
+    monkeypatch.setattr("ps.client.rendezvous.PROBE_PERIOD_S", 0.05)
     with cluster(num_workers=2) as bed:
         clients = bed.workers(MANIFEST, filled(MANIFEST))
         clients[0].save(tmp_path, 0)

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.storage import OpenStorage, storage_at
-from ps.client.client import PSClient, RunNotes
+from ps.client.client import PSClient
+from ps.client.metadata import RunNotes
 from ps.client.server_group import ChangingRequest
 from ps.consistency.policy import OnLost
 from ps.manifest.manifest import (

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import open_shard, read_manifest
+from ps.checkpoint.reader import open_shard
 from ps.checkpoint.restore import read_extra
 from ps.checkpoint.storage import storage_at
 from ps.exactly_once import SessionRecord

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.client.slices import slice_by_server
 from ps.manifest.manifest import Layout
 from rpc.auth.handshake import Identity, Role

@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.client.slices import slice_by_server
 from ps.errors import CheckpointError, PSError
 from ps.manifest.manifest import Consistency, Layout, Manifest

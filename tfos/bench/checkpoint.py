@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
 from rpc.auth.handshake import Identity, Role
 from tfos.bench.harness import Bench, Figure, timed

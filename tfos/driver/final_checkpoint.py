@@ -13,10 +13,10 @@ from __future__ import annotations
 import threading
 import time
 
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.format import step_of
-from ps.checkpoint.reader import steps_on_disk
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import PSError, RequestTimeout
 from ps.protocol.permissions import ServerPhase
 from rpc.auth.handshake import Credentials, Identity, Role

@@ -22,7 +22,7 @@ from itertools import chain
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
-from ps.checkpoint.reader import latest
+from ps.checkpoint.choice import latest
 from ps.errors import CheckpointError
 from tfos.errors import SettingsError
 from tfos.files.checkpoint_storage import Storages

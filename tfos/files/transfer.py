@@ -1,6 +1,6 @@
 """Transfer of whole files and directories between this host and a URL.
 
-Covers: sending under a temporary name and renaming; fetching.
+Covers: sending under a temporary name and renaming; fetching, for good or as long as it is used.
 Does not: know what the files hold, retry (feeding.filesystem does).
 Runs in: workers and drivers.      Threads: the caller's.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
-from feeding.filesystem.location import Location
+from feeding.filesystem.location import LOCAL, Location
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
@@ -85,6 +86,27 @@ def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS
     for entry in fs.entries(str(source)):
         child = source.child(entry.name)
         download(child, target / child.name, config)
+
+
+@contextmanager
+def on_disk(place: Location, name: str) -> Iterator[Path]:
+    """Yield the path of a file or directory on this host: its own, or that of a temporary copy.
+
+    Args:
+        place: path or URL of the original.
+        name: of a copy.
+
+    Raises:
+        FileNotFoundError: there is nothing at a URL; a path of this host is not looked at.
+        PathError: as of `download`.
+    """
+    if place.scheme == LOCAL:
+        yield Path(place.path)
+        return
+    with tempfile.TemporaryDirectory(prefix="tfos-copy-") as staging:
+        copy = Path(staging, name)
+        download(place, copy)
+        yield copy
 
 
 def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:

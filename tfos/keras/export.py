@@ -21,6 +21,7 @@ import keras
 
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
@@ -118,14 +119,7 @@ def load_model(
     """
     # By name: the layer is a package above this one. A file that names it needs its class.
     importlib.import_module("tfos.keras.embedding.layer")
-    source = _location(os.fspath(path))
-    if source.scheme == LOCAL:
-        return keras.models.load_model(
-            source.path, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
-        )
-    with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
-        local = Path(staging) / "model.keras"
-        transfer.download(source, local)
+    with transfer.on_disk(_location(os.fspath(path)), "model.keras") as local:
         return keras.models.load_model(
             local, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
         )
@@ -157,15 +151,9 @@ def _replace(temporary: Path, target: Path) -> None:
     if not target.is_dir():
         temporary.replace(target)
         return
-    # A directory cannot be renamed over one with content: move the old one aside first.
-    old = target.with_name(f".{uuid.uuid4().hex[:12]}.old")
-    target.rename(old)
-    try:
-        temporary.replace(target)
-    except OSError:
-        old.rename(target)
-        raise
-    _remove(old)
+    # A directory cannot be renamed over one with content.
+    fs = filesystem_for(str(target))
+    transfer.replace_directory(fs, parse(str(temporary)), parse(str(target)))
 
 
 def _remove(path: Path) -> None:

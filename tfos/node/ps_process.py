@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.choice import RestoreOptions
 from ps.collector import StartFreeze
 from ps.errors import CheckpointError
 from ps.manifest.manifest import WorkerRank

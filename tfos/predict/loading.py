@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from feeding.errors import PathError
-from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.files.transfer import on_disk
 from tfos.predict.saved_arguments import (
     order_of_arguments,
     parts_of,
@@ -128,7 +129,8 @@ def _read_path(source: ModelSource, files: contextlib.ExitStack) -> tuple[ModelS
         place = parse(source.path)
         if not source.path.endswith(_KERAS) and _exists(place.child(_MANIFEST)):
             return _read_export(source)
-        local = files.enter_context(_on_disk(place))
+        name = "model" + (_KERAS if place.name.endswith(_KERAS) else "")
+        local = files.enter_context(on_disk(place, name))
     except PathError as error:
         raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
     except FileNotFoundError as error:
@@ -140,20 +142,6 @@ def _read_path(source: ModelSource, files: contextlib.ExitStack) -> tuple[ModelS
 
 def _exists(place: Location) -> bool:
     return filesystem_for(str(place)).exists(str(place))
-
-
-@contextlib.contextmanager
-def _on_disk(place: Location) -> Iterator[Path]:
-    """Yield the path of a file or directory on this host: its own, or that of a copy."""
-    if place.scheme == LOCAL:
-        yield Path(place.path)
-        return
-    from tfos.files import transfer
-
-    with tempfile.TemporaryDirectory(prefix="tfos-model-") as staging:
-        local = Path(staging, "model" + (_KERAS if place.name.endswith(_KERAS) else ""))
-        transfer.download(place, local)
-        yield local
 
 
 def _read_keras(source: ModelSource, file: Path) -> tuple[ModelSignature, Call]:

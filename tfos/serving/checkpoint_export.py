@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import open_chain, read_manifest, read_step
+from ps.checkpoint.reader import open_chain, read_step
 from ps.checkpoint.storage import Storage
-from ps.checkpoint.table_reader import adds_changes_only, read_rows
+from ps.checkpoint.tables.reader import adds_changes_only, read_rows
 from ps.errors import CheckpointError
 from ps.sorted_rows.merge import changes, present
 from ps.sorted_rows.order import SortedBatch

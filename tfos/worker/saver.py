@@ -1,10 +1,10 @@
 """Saves by the chief: the checkpoint that a run resumes from, then saves while main_fun trains.
 
 Covers: the plan, resuming from an earlier run, a separate client.
-Does not: choose when (ps.client.periodic_saver), save (ps.client), decide what a dead server does
-(tfos.node.supervisor.restart_policy).
+Does not: choose when (ps.client.saving.periodic_saver), save (ps.client), decide what a
+dead server does (tfos.node.supervisor.restart_policy).
 Runs in: the chief's process.
-Threads: the public calls come from the main thread; ps.client.periodic_saver has its own.
+Threads: the public calls come from the main thread; ps.client.saving.periodic_saver has its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import secrets
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from ps.checkpoint.choice import best, latest, steps_on_disk
 from ps.checkpoint.format import Checkpoint, step_name
-from ps.checkpoint.reader import best, latest, steps_on_disk
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
-from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.client.saver import SaveOptions
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, ServerRestoring
 from ps.protocol.permissions import ServerPhase
 from tfos.config import Checkpoints

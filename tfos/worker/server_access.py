@@ -28,7 +28,8 @@ from tfos.worker.evaluator import check_trains
 from tfos.worker.roster import server_endpoints, training_nodes
 
 if TYPE_CHECKING:
-    from ps.client.client import PSClient, RunNotes
+    from ps.client.client import PSClient
+    from ps.client.metadata import RunNotes
     from ps.manifest.manifest import Consistency
     from tfos.collectives.group import RankGroup
     from tfos.worker.own_shard import OwnShard
@@ -127,7 +128,8 @@ class ServerAccess:
 
     def new_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
-        from ps.client.client import DEFAULT_RECONNECT_S, PSClient, RunNotes
+        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
+        from ps.client.metadata import RunNotes
         from ps.client.retry import READY_TIMEOUT_S
 
         restarts = self._config.replaces_servers and self._own_shard is None

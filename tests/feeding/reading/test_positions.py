@@ -23,9 +23,9 @@ from feeding.reading import lanes, splits
 from feeding.reading.positions import (
     START,
     Course,
+    EpochPosition,
     Front,
     ListedFile,
-    Place,
     Position,
     course_after,
     refuse_changed,
@@ -329,7 +329,7 @@ def test_what_cannot_go_on_says_why():
         0,
         1,
         seed=1,
-        course=Course(1, 0, ((Place(0, 0, Front(((0, 5),), 1)),),)),
+        course=Course(1, 0, ((EpochPosition(0, 0, Front(((0, 5),), 1)),),)),
     )
     assert course.run_number == 1
     with pytest.raises(FileChanged, match="5 of them were read before"):

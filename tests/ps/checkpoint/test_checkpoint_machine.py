@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ps.checkpoint import reader, restore, writer
+from ps.checkpoint import choice, reader, restore, writer
 from ps.checkpoint.format import MANIFEST_NAME, staging_name, step_name
 from ps.checkpoint.lease import LEASE_NAME, Lease, this_holder
 from ps.checkpoint.score import Score
@@ -258,13 +258,13 @@ class CheckpointMachine(RuleBasedStateMachine):
         sound = list(filter(self.is_sound, self.newest_first()))
         if not sound:
             with pytest.raises(CheckpointError, match="no complete checkpoint"):
-                restore.newest_sound(self.storage)
+                choice.newest_sound(self.storage)
             return
         expected = sound[min(older, len(sound) - 1)]
         if expected is sound[0]:
-            found = restore.newest_sound(self.storage)
+            found = choice.newest_sound(self.storage)
         else:
-            found = reader.read_manifest(self.storage, expected.step)
+            found = choice.read_manifest(self.storage, expected.step)
         assert (found.step, found.save_id) == (expected.step, expected.save_id)
         self.shards = servers(num_servers)
         chain = reader.open_chain(self.storage, found)
@@ -272,7 +272,7 @@ class CheckpointMachine(RuleBasedStateMachine):
             restore.restore_shard(chain, shard)
         assert state_of(self.shards) == expected.state
         self.step, self.base = found.step, expected
-        self.passed_over = reader.steps_after(self.storage, found)
+        self.passed_over = choice.steps_after(self.storage, found)
 
     @rule(data=st.data())
     def replace(self, data: st.DataObject) -> None:
@@ -351,10 +351,10 @@ class CheckpointMachine(RuleBasedStateMachine):
     @invariant()
     def readers_see_what_was_committed_and_is_whole_the_newest_first(self) -> None:
         expected = [each.step for each in self.newest_first() if self.is_complete(each)]
-        assert [chain[0].step for chain in reader.complete_chains(self.storage)] == expected
-        assert set(reader.steps_on_disk(self.storage)) == set(self.saved)
+        assert [chain[0].step for chain in choice.complete_chains(self.storage)] == expected
+        assert set(choice.steps_on_disk(self.storage)) == set(self.saved)
         found = [
-            reader.best(self.storage, metric, higher_is_better=metric == "auc")
+            choice.best(self.storage, metric, higher_is_better=metric == "auc")
             for metric in ("loss", "auc")
         ]
         assert [each.step for each in found if each] == [each.step for each in self.best()]

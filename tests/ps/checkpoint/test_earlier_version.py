@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.inspect import inspect
-from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.restore import verify
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps.checkpoint import choice
 from ps.checkpoint import format as form
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
@@ -55,7 +56,7 @@ def two_steps(tmp_path, trained):
 def test_a_later_format_is_refused_with_both_versions(two_steps):
     rewrite(two_steps, lambda data: data.update(format=4))
     with pytest.raises(CheckpointError, match="has format 4; this version reads 1, 2, 3"):
-        reading.read_manifest(two_steps, 900)
+        choice.read_manifest(two_steps, 900)
 
 
 def rewrite(root, change):
@@ -101,17 +102,17 @@ def set_shard(index, **fields):
 def test_a_hostile_manifest_is_refused_by_name(two_steps, change, message):
     rewrite(two_steps, change)
     with pytest.raises(CheckpointError, match=message):
-        restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
+        restoring.verify(two_steps, choice.read_manifest(two_steps, 900))
 
 
 @pytest.mark.attack("A19")
 def test_a_manifest_above_the_limit_is_refused_before_it_is_read(two_steps, monkeypatch):
     size = (two_steps / "step-900" / "manifest.json").stat().st_size
     monkeypatch.setattr(reading, "MAX_MANIFEST_BYTES", size)
-    assert reading.read_manifest(two_steps, 900).step == 900
+    assert choice.read_manifest(two_steps, 900).step == 900
     monkeypatch.setattr(reading, "MAX_MANIFEST_BYTES", size - 1)
     with pytest.raises(CheckpointError, match=f"has {size} bytes, the limit is {size - 1}"):
-        reading.read_manifest(two_steps, 900)
+        choice.read_manifest(two_steps, 900)
 
 
 def forge(root, change):
@@ -146,7 +147,7 @@ def forge(root, change):
 def test_a_hostile_index_is_refused_by_name(two_steps, fields, message):
     forge(two_steps, lambda index: msgspec.structs.replace(index, **fields))
     with pytest.raises(CheckpointError, match=message):
-        restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
+        restoring.verify(two_steps, choice.read_manifest(two_steps, 900))
 
 
 @pytest.mark.attack("A18")
@@ -180,14 +181,14 @@ def test_links_and_devices_are_not_followed(two_steps, tmp_path_factory, trained
     shard.rename(outside / "ps-0.data")
     shard.symlink_to(outside / "ps-0.data")
     with pytest.raises(CheckpointError, match=r"ps-0.data is not a regular file"):
-        reading.read_manifest(two_steps, 900)
+        choice.read_manifest(two_steps, 900)
     shard.unlink()
     os.mkfifo(shard)
     with pytest.raises(CheckpointError, match=r"ps-0.data is not a regular file"):
-        reading.read_manifest(two_steps, 900)
+        choice.read_manifest(two_steps, 900)
     (two_steps / "step-901").symlink_to(two_steps / "step-800")
     with pytest.raises(CheckpointError, match="step-901 is a link"):
-        reading.read_manifest(two_steps, 901)
+        choice.read_manifest(two_steps, 901)
     (two_steps / ".tmp-ab").mkdir()
     (two_steps / ".tmp-ab" / "ps-0.data").symlink_to(outside / "victim")
     with pytest.raises(CheckpointError, match="cannot write"):
@@ -229,6 +230,6 @@ def test_hostile_records_are_refused_by_name(tmp_path, trained, records):
         for rank, shard in enumerate(trained)
     ]
     saving.commit(tmp_path, "s", step=1, manifest=manifest(), shards=shards)
-    chain = reading.open_chain(tmp_path, reading.read_manifest(tmp_path, 1), PLACE)
+    chain = reading.open_chain(tmp_path, choice.read_manifest(tmp_path, 1), PLACE)
     with pytest.raises(CheckpointError, match="records of ps:0 cannot be read"):
-        restore_into(trained[0], (), chain, place=PLACE)
+        restore_into(trained[0], (), chain, settings=PLACE)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import reader
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint, decode_manifest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
 from ps.checkpoint.score import Score
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec

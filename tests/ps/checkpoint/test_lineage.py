@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint import reader as reading
+from ps.checkpoint import choice
 from ps.checkpoint.inspect import inspect
 from ps.checkpoint.storage import LocalStorage, storage_at
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
@@ -48,7 +48,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
         with pytest.raises(CheckpointError, match=r"step 950 was in .* went on from an older one"):
             client.save(tmp_path, 950)
         client.save(tmp_path, 920)
-    assert reading.latest(tmp_path) == inspect(tmp_path).newest == 920
+    assert choice.latest(tmp_path) == inspect(tmp_path).newest == 920
     caplog.clear()
     with cluster("inproc", num_servers=2) as bed:
         client = bed.client()
@@ -56,7 +56,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
         assert "step 920 is taken, not step 950, which is newer" in caplog.text
         assert set(bed.pulled(client)["trainable"].tolist()) == {6.0}
         client.save(tmp_path, 930, options=SaveOptions(keep=1))
-    assert reading.steps_on_disk(storage_at(tmp_path)) == [930], (
+    assert choice.steps_on_disk(storage_at(tmp_path)) == [930], (
         "what was passed over goes before what is newer"
     )
 

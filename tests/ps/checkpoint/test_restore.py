@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps.checkpoint import choice, storage
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
-from ps.checkpoint import storage
 from ps.checkpoint import writer as saving
 from ps.checkpoint.digest import digest
 from ps.checkpoint.format import Checkpoint
@@ -74,7 +74,7 @@ def save(root, step, shards, save_id=None):
 
 def restore(root, step, num_servers, whole=None):
     shards = servers(num_servers, whole)
-    chain = reading.open_chain(root, reading.read_manifest(root, step))
+    chain = reading.open_chain(root, choice.read_manifest(root, step))
     for shard in shards:
         restoring.restore_shard(chain, shard)
     return shards
@@ -124,8 +124,8 @@ def test_any_number_of_servers_restores_and_goes_on_bit_for_bit(tmp_path, traine
 
 
 def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
-    assert reading.latest(two_steps) == 900
-    newest = reading.read_manifest(two_steps)
+    assert choice.latest(two_steps) == 900
+    newest = choice.read_manifest(two_steps)
     assert (newest.step, len(newest.shards)) == (900, 2)
     assert [records_of(two_steps, newest, rank) for rank in (0, 1)] == [
         b"record of 0",
@@ -138,9 +138,9 @@ def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
 
 
 def test_an_empty_root_has_no_checkpoint(tmp_path):
-    assert reading.latest(tmp_path / "absent") is None
+    assert choice.latest(tmp_path / "absent") is None
     with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*steps on disk: none"):
-        reading.read_manifest(tmp_path / "absent")
+        choice.read_manifest(tmp_path / "absent")
 
 
 @pytest.mark.fault("F41")
@@ -150,17 +150,17 @@ def test_a_missing_shard_is_named_with_the_newest_complete_step(two_steps):
         r"^step 900 lacks ps-1.data \(in manifest, not on disk\); newest complete step is 800$"
     )
     with pytest.raises(CheckpointError, match=expected):
-        reading.read_manifest(two_steps, 900)
-    assert reading.read_manifest(two_steps).step == 800
+        choice.read_manifest(two_steps, 900)
+    assert choice.read_manifest(two_steps).step == 800
 
 
 @pytest.mark.fault("F41")
 def test_a_missing_manifest_or_step_is_named(two_steps):
     (two_steps / "step-900" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"step 900 has no readable manifest.*step is 800"):
-        reading.read_manifest(two_steps, 900)
+        choice.read_manifest(two_steps, 900)
     with pytest.raises(CheckpointError, match=r"step 850 has no readable manifest.*step is 800"):
-        reading.read_manifest(two_steps, 850)
+        choice.read_manifest(two_steps, 850)
 
 
 @pytest.mark.fault("F41")
@@ -171,7 +171,7 @@ def test_a_truncated_or_longer_file_is_refused_before_it_is_read(two_steps, name
     for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0"):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=f"{name}.* (bytes|damaged).*step is 800"):
-            reading.read_manifest(two_steps, 900)
+            choice.read_manifest(two_steps, 900)
 
 
 @pytest.mark.fault("F41")
@@ -186,10 +186,10 @@ def test_any_flipped_bit_is_found_and_the_older_step_is_used(two_steps, name):
         damaged[position] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=name):
-            restoring.verify(two_steps, reading.read_manifest(two_steps, 900))
-    assert restoring.newest_sound(two_steps).step == 800
+            restoring.verify(two_steps, choice.read_manifest(two_steps, 900))
+    assert choice.newest_sound(two_steps).step == 800
     path.write_bytes(whole)
-    assert restoring.newest_sound(two_steps).step == 900
+    assert choice.newest_sound(two_steps).step == 900
 
 
 class FailingStorage(LocalStorage):
@@ -218,8 +218,8 @@ UNREAD = [
 def test_a_read_that_fails_for_a_moment_costs_no_step(two_steps, monkeypatch, part, code):
     monkeypatch.setattr(storage, "_LOOK_AGAIN_S", 0.0)
     for look in (
-        restoring.newest_sound,
-        lambda at: restoring.find(at, None, restoring.AS_SAVED)[0],
+        choice.newest_sound,
+        lambda at: choice.find(at, None, choice.AS_SAVED)[0],
     ):
         try:
             found = look(FailingStorage(two_steps, part, 3, code)).step
@@ -233,11 +233,11 @@ def test_a_read_that_fails_for_a_moment_costs_no_step(two_steps, monkeypatch, pa
 def test_what_stays_unreadable_is_an_error_and_no_older_step(two_steps, monkeypatch, part, code):
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
     with pytest.raises(CheckpointError, match="may be whole, so no older step is taken") as raised:
-        restoring.newest_sound(FailingStorage(two_steps, part, 1 << 20, code))
+        choice.newest_sound(FailingStorage(two_steps, part, 1 << 20, code))
     assert "step-900" in str(raised.value) or "step 900" in str(raised.value)
     if part.endswith("json"):
         with pytest.raises(CheckpointError, match="no older step is taken"):
-            reading.latest(FailingStorage(two_steps, part, 1 << 20, code))
+            choice.latest(FailingStorage(two_steps, part, 1 << 20, code))
 
 
 @pytest.mark.fault("F41")
@@ -257,12 +257,12 @@ def test_a_manifest_that_cannot_be_read_now_cannot_hide_what_its_run_has_skipped
         shards=records,
         origin=saving.Origin(passed_over=(900,)),
     )
-    assert reading.latest(two_steps) == 850
+    assert choice.latest(two_steps) == 850
     monkeypatch.setattr(storage, "_LOOK_AGAIN_S", 0.0)
-    assert reading.latest(FailingStorage(two_steps, "step-850/manifest", 1)) == 850
+    assert choice.latest(FailingStorage(two_steps, "step-850/manifest", 1)) == 850
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
     with pytest.raises(CheckpointError, match="step 850 has no readable manifest"):
-        reading.latest(FailingStorage(two_steps, "step-850/manifest", 1 << 20))
+        choice.latest(FailingStorage(two_steps, "step-850/manifest", 1 << 20))
 
 
 @pytest.mark.fault("F41")
@@ -278,8 +278,8 @@ def test_a_step_that_cannot_be_read_while_all_are_listed_is_not_passed_over(two_
 
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
     with pytest.raises(CheckpointError, match=r"ps-1\.data cannot be read: .*Stale"):
-        reading.latest(SizelessStorage(two_steps))
-    assert reading.latest(two_steps) == 900
+        choice.latest(SizelessStorage(two_steps))
+    assert choice.latest(two_steps) == 900
 
 
 @pytest.mark.fault("F41")
@@ -287,7 +287,7 @@ def test_a_step_that_is_no_directory_of_files_is_skipped_at_once(two_steps):
     (two_steps / "step-950").write_text("not a directory")
     (two_steps / "step-960").mkdir()
     (two_steps / "step-960" / "manifest.json").mkdir()
-    assert restoring.newest_sound(two_steps).step == 900
+    assert choice.newest_sound(two_steps).step == 900
 
 
 @pytest.mark.fault("F41")
@@ -296,12 +296,12 @@ def test_nothing_sound_is_an_error_that_lists_the_steps(two_steps):
         path = two_steps / f"step-{step}" / "ps-0.data"
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(CheckpointError, match="steps on disk: 900, 800"):
-        restoring.newest_sound(two_steps)
+        choice.newest_sound(two_steps)
 
 
 def with_new_heads(monkeypatch: pytest.MonkeyPatch, *, harm: bool) -> list[int]:
     """Each look at the files finds a newer step afterwards; `harm`: and finds them removed."""
-    heads, listed, verified = [900], reading.steps_on_disk, restoring._verified
+    heads, listed, verified = [900], choice.steps_on_disk, restoring.verified
 
     def steps(storage):
         return [*reversed(heads[1:]), *listed(storage)]
@@ -313,8 +313,8 @@ def with_new_heads(monkeypatch: pytest.MonkeyPatch, *, harm: bool) -> list[int]:
             raise CheckpointError("a save has removed it")
         return verified(storage, chain)
 
-    monkeypatch.setattr(restoring, "steps_on_disk", steps)
-    monkeypatch.setattr(restoring, "_verified", verify)
+    monkeypatch.setattr(choice, "steps_on_disk", steps)
+    monkeypatch.setattr(choice, "verified", verify)
     return heads
 
 
@@ -323,7 +323,7 @@ def test_a_sound_step_is_taken_though_saves_are_faster_than_its_look(two_steps, 
     path = two_steps / "step-900" / "ps-0.data"
     path.write_bytes(bytes(path.stat().st_size))  # damaged, so the older one is verified as well
     heads = with_new_heads(monkeypatch, harm=False)
-    assert restoring.newest_sound(two_steps).step == 800
+    assert choice.newest_sound(two_steps).step == 800
     assert len(heads) <= 12
 
 
@@ -331,7 +331,7 @@ def test_a_sound_step_is_taken_though_saves_are_faster_than_its_look(two_steps, 
 def test_saves_that_are_faster_than_each_look_end_it_with_both_heads(two_steps, monkeypatch):
     heads = with_new_heads(monkeypatch, harm=True)
     with pytest.raises(CheckpointError, match=r"newest step was 900 .* is 9\d\d now"):
-        restoring.newest_sound(two_steps)
+        choice.newest_sound(two_steps)
     assert len(heads) <= 12
 
 
@@ -349,7 +349,7 @@ def test_a_shard_of_another_step_is_refused(two_steps):
 def test_a_damaged_bucket_is_refused_only_by_the_server_that_needs_it(two_steps):
     path = two_steps / "step-900" / "ps-0.data"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
-    chain = reading.open_chain(two_steps, reading.read_manifest(two_steps, 900))
+    chain = reading.open_chain(two_steps, choice.read_manifest(two_steps, 900))
     first, second = servers(2)
     restoring.restore_shard(chain, second)
     with pytest.raises(CheckpointError, match=r"ps-0.data is damaged: the digest of bucket 0"):
@@ -393,7 +393,7 @@ def test_other_settings_of_the_same_rule_may_continue(tmp_path, trained):
 )
 def test_other_names_are_no_steps(tmp_path, name):
     (tmp_path / name).mkdir()
-    assert reading.steps_on_disk(storage_at(tmp_path)) == []
+    assert choice.steps_on_disk(storage_at(tmp_path)) == []
 
 
 class FullDisk:
@@ -431,7 +431,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypa
     with pytest.raises(CheckpointError, match=message):
         saving.write_shard(two_steps, "abcd", rank=0, shard=trained[0], extra=b"x" * 4000)
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
-    restoring.verify(two_steps, reading.read_manifest(two_steps))
+    restoring.verify(two_steps, choice.read_manifest(two_steps))
 
 
 @pytest.mark.fault("F40")
@@ -444,11 +444,11 @@ def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained)
 @pytest.mark.fault("F10")
 def test_a_save_that_was_not_committed_is_never_read(two_steps, trained):
     record = saving.write_shard(two_steps, "dead", rank=0, shard=trained[0])
-    assert reading.latest(two_steps) == 900
+    assert choice.latest(two_steps) == 900
     with pytest.raises(CheckpointError, match=r"lacks \d+ of \d+ buckets"):
         saving.commit(two_steps, "dead", step=901, manifest=manifest(), shards=[record])
     (two_steps / ".tmp-dead" / "manifest.json").write_bytes(b"half")
-    assert reading.latest(two_steps) == 900
+    assert choice.latest(two_steps) == 900
     saving.abort(two_steps, "dead")
     saving.abort(two_steps, "dead")
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
@@ -466,7 +466,7 @@ def test_a_commit_needs_the_files_that_the_servers_wrote(tmp_path, trained):
     (tmp_path / ".tmp-ab" / "ps-1.data").unlink()
     with pytest.raises(CheckpointError, match=r"cannot commit .*No such file"):
         saving.commit(tmp_path, "ab", step=1, manifest=manifest(), shards=records)
-    assert reading.latest(tmp_path) is None
+    assert choice.latest(tmp_path) is None
 
 
 def test_writing_and_committing_may_be_repeated(tmp_path, trained):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import format as form
+from ps.checkpoint.choice import RestoreOptions, read_manifest
 from ps.checkpoint.digest import digest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.restore import verify
 from ps.cli.main import main
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest, RowWiseAdagrad

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.inspect import table_arrays
-from ps.checkpoint.reader import open_chain, read_manifest
-from ps.checkpoint.table_restore import restore_tables
+from ps.checkpoint.reader import open_chain
+from ps.checkpoint.tables.restore import restore_tables
 from ps.config import ServerSettings
 from ps.errors import TableFull
 from ps.manifest.manifest import Adagrad, TableSpec

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.checkpoint import choice
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
 from ps.checkpoint.snapshot import SegmentSnapshot
-from ps.checkpoint.table_restore import restore_tables
+from ps.checkpoint.tables.restore import restore_tables
 from ps.config import ServerSettings
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Manifest, ParamSpec, TableSpec
@@ -140,7 +141,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, point: str):
     root = roots / point
-    newest = reading.read_manifest(root)
+    newest = choice.read_manifest(root)
     restoring.verify(root, newest)
     assert newest.step == (900 if point == "after rename" else 800)
     shard = DenseShard(MANIFEST, rank=0, num_servers=1, num_workers=1)
@@ -156,4 +157,4 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, poi
     save_id = "ab" if newest.step == 800 else "ac"
     again = saving.write_shard(root, save_id, rank=0, shard=shard, portion=empty_table())
     saving.commit(root, save_id, step=901, manifest=MANIFEST, shards=[again])
-    assert reading.latest(root) == 901
+    assert choice.latest(root) == 901

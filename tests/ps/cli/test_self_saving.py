@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest
+from ps.checkpoint.choice import latest, read_manifest
 from ps.cli import serve
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import RestoreOptions, read_manifest
 from ps.checkpoint.inspect import export_npz, inspect
-from ps.checkpoint.reader import read_manifest
-from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.restore import verify
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.client.saver import SaveOptions
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.saver import SaveOptions
 from ps.dense.frozen import FrozenValues
 from ps.dense.shard import DenseShard
 from ps.errors import (

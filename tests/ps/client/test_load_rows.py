@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ps.client import tables
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import IdError, NonFiniteGradient, RoleError, ShapeError, TableFull
 from ps.manifest.manifest import Adagrad, Adam, Hyper
 from ps.manifest.table_spec import Admission

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.client.saver import next_step
+from ps.client.saving.saver import next_step
 
 STEPS = st.frozensets(st.integers(0, 12))
 

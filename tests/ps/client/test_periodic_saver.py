@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import RestoreOptions, latest, read_manifest, steps_on_disk
 from ps.checkpoint.format import step_of
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
-from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import write_shard
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
-from ps.client.saver import SaveOptions
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, PSSettingsError, ServerGone
 from ps.manifest.manifest import SGD, Adagrad, Hyper, Manifest
 from ps.metadata import pushed

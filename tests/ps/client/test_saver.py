@@ -16,15 +16,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from ps.checkpoint import choice
 from ps.checkpoint import reader as reading
+from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import Silence
-from ps.checkpoint.restore import RestoreOptions, verify
+from ps.checkpoint.restore import verify
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import LocalStorage, Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import (
     CheckpointError,
@@ -62,7 +64,7 @@ def seeded(manifest: Manifest, num_servers: int = 2) -> Iterator[tuple[Cluster, 
 
 
 def steps_in(root: Path) -> list[int]:
-    return reading.steps_on_disk(storage_at(root))
+    return choice.steps_on_disk(storage_at(root))
 
 
 # ---- retention ----
@@ -106,7 +108,7 @@ def test_a_save_is_one_also_if_older_ones_cannot_be_removed(
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("ps.client.saver.keep_newest", fails)
+    monkeypatch.setattr("ps.client.saving.saver.keep_newest", fails)
     with seeded(make_manifest()) as (_, client):
         assert client.save(tmp_path, 1, options=SaveOptions(keep=1)) == str(tmp_path / "step-1")
     assert "older checkpoints in" in caplog.text
@@ -122,7 +124,7 @@ def scored(value: float, metric: str = "val_loss", *, is_higher: bool = False, *
 
 
 def best_step(root: Path, metric: str = "val_loss", *, is_higher: bool = False) -> int | None:
-    found = reading.best(root, metric, higher_is_better=is_higher)
+    found = choice.best(root, metric, higher_is_better=is_higher)
     return None if found is None else found.step
 
 
@@ -327,7 +329,7 @@ def test_a_delta_holds_what_has_changed_and_restores_whole(tmp_path: Path, consi
             change_first_bucket(bed, step)
             client.save(tmp_path, step, options=options)
         saved = bed.pulled(client)
-    kinds = [reading.read_manifest(tmp_path, step).is_delta for step in range(6)]
+    kinds = [choice.read_manifest(tmp_path, step).is_delta for step in range(6)]
     assert kinds == [False, True, True, True, False, True]
     assert bytes_of(tmp_path, 3) < 0.1 * bytes_of(tmp_path, 0)
     for num_servers in (1, 2, 5):
@@ -364,7 +366,7 @@ def test_retention_keeps_what_a_delta_needs(tmp_path: Path):
             change_first_bucket(bed, step)
             client.save(tmp_path, step, options=SaveOptions(full_every=3, keep=1))
     assert steps_in(tmp_path) == [4, 3]  # 4 adds to 3, the second full one
-    verify(tmp_path, reading.read_manifest(tmp_path))
+    verify(tmp_path, choice.read_manifest(tmp_path))
 
 
 @pytest.mark.fault("F41")
@@ -375,14 +377,14 @@ def test_a_delta_without_its_base_is_not_complete(tmp_path: Path):
             client.save(tmp_path, step, options=SaveOptions(full_every=9))
     (tmp_path / "step-1" / "manifest.json").rename(tmp_path / "manifest")
     with pytest.raises(CheckpointError, match="step 2 needs step 1: step 1 has no readable"):
-        reading.read_manifest(tmp_path, 2)
-    assert reading.latest(tmp_path) is None
+        choice.read_manifest(tmp_path, 2)
+    assert choice.latest(tmp_path) is None
     (tmp_path / "manifest").rename(tmp_path / "step-1" / "manifest.json")
-    assert reading.latest(tmp_path) == 3
+    assert choice.latest(tmp_path) == 3
     damaged = tmp_path / "step-2" / "ps-0.data"
     damaged.write_bytes(b"\xff" + damaged.read_bytes()[1:])
     with pytest.raises(CheckpointError, match=r"step-2/ps-0.data is damaged"):
-        verify(tmp_path, reading.read_manifest(tmp_path, 3))
+        verify(tmp_path, choice.read_manifest(tmp_path, 3))
     with cluster("inproc", num_servers=2) as bed:
         assert bed.client().restore(tmp_path) == 1
 
@@ -416,7 +418,7 @@ def test_a_base_that_is_another_save_or_not_older_is_refused(tmp_path: Path):
     (tmp_path / "step-5").rename(tmp_path / "away")
     save(5, "ff")
     with pytest.raises(CheckpointError, match="needs save aa of step 5, found is save ff"):
-        reading.read_manifest(tmp_path, 6)
+        choice.read_manifest(tmp_path, 6)
 
 
 def test_a_server_that_was_replaced_saves_everything_again(tmp_path: Path):

@@ -229,10 +229,10 @@ def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):
         reduced.wait(15)
         driver = bed.driver()
         driver.attach()
-        monkeypatch.setattr("ps.client.saver.SETTLE_WAIT_S", 0.05)
+        monkeypatch.setattr("ps.client.saving.saver.SETTLE_WAIT_S", 0.05)
         with pytest.raises((RequestTimeout, ServerError), match="not settled within"):
             driver.save(tmp_path, 1)
-        monkeypatch.setattr("ps.client.saver.SETTLE_WAIT_S", 15.0)
+        monkeypatch.setattr("ps.client.saving.saver.SETTLE_WAIT_S", 15.0)
         saving = threading.Thread(target=partial(driver.save, tmp_path, 1), daemon=True)
         saving.start()
         goes_on.set()

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint.restore import RestoreOptions
+from ps.checkpoint.choice import RestoreOptions
 from ps.client.client import PSClient
 from ps.client.error_feedback import ErrorFeedback
 from ps.compression import format as packing

@@ -279,6 +279,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
 ):
     """It meets the others already, or validates: the restored server learns that it is away."""
     monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.2)
+    monkeypatch.setattr("ps.client.rendezvous.PROBE_PERIOD_S", 0.2)
     bound = 0 if mode == "sync" else 1
     with saved_after_a_step(tmp_path, mode, bound=bound) as (bed, clients, grads):
         idle, busy = clients
@@ -487,8 +488,8 @@ def test_a_restarted_ssp_server_counts_the_refused_pushes_of_its_workers(tmp_pat
 def test_a_rendezvous_goes_on_while_another_server_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.1)
-    monkeypatch.setattr("ps.client.client.PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("ps.client.rendezvous.PROBE_PERIOD_S", 0.1)
+    monkeypatch.setattr("ps.client.rendezvous.PROBE_TIMEOUT_S", 0.1)
     manifest = make_manifest(600, rule=SGD(), consistency="sync")
     with cluster(num_servers=2, num_workers=2) as bed:
         idle, other = clients = bed.workers(manifest, filled(manifest))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.client import client as client_module
+from ps.client import rendezvous as rendezvous_module
 from ps.client.client import PSClient
 from ps.errors import PSSettingsError, ServerGone, ServerPhaseError
 from ps.manifest.manifest import SGD, Hyper
@@ -59,7 +59,7 @@ def trained(root: Path, num_workers: int = 2) -> Iterator[tuple[Cluster, list[PS
 
 @pytest.mark.fault("F08")
 def test_a_worker_waits_no_longer_for_a_server_that_is_gone_than_for_any_other_call(monkeypatch):
-    monkeypatch.setattr(client_module, "PROBE_PERIOD_S", 0.2)
+    monkeypatch.setattr(rendezvous_module, "PROBE_PERIOD_S", 0.2)
     with cluster("tcp", num_workers=2) as bed:
         client = bed.client(reconnect_s=1.0)
         client.seed(MANIFEST, filled(MANIFEST))
@@ -184,8 +184,8 @@ def test_workers_that_disagree_on_what_they_passed_are_told_of(
 def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(client_module, "PROBE_PERIOD_S", 0.2)
-    monkeypatch.setattr(client_module, "TELL_PERIOD_S", 0.3)
+    monkeypatch.setattr(rendezvous_module, "PROBE_PERIOD_S", 0.2)
+    monkeypatch.setattr(rendezvous_module, "TELL_PERIOD_S", 0.3)
     caplog.set_level(logging.WARNING)
     with cluster("tcp", num_workers=3) as bed:
         clients = bed.workers(MANIFEST, filled(MANIFEST))

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.choice import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from ps.client.client import PSClient
 from ps.errors import PSError, ServerGone

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.checkpoint import restore
+from ps.checkpoint import choice, restore
+from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.format import Checkpoint, step_name
-from ps.checkpoint.restore import RestoreOptions
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone, TableFull
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle
@@ -406,7 +406,7 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     asked: list[int] = []
-    check_fits = restore._check_fits
+    check_fits = choice._check_fits
 
     def removed(*arguments: Any) -> Any:
         asked.append(1)
@@ -419,7 +419,7 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
         server.bind_tcp("127.0.0.1")
 
         def listening() -> None:
-            monkeypatch.setattr(restore, "_check_fits", removed)
+            monkeypatch.setattr(choice, "_check_fits", removed)
 
         assert run_all(lambda: server.start_restoring(tmp_path, listening=listening)) == [2]
     assert len(asked) > 1
@@ -462,7 +462,7 @@ def test_a_checkpoint_is_looked_for_once_unless_a_save_has_removed_it(
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     looks: list[int] = []
-    verified = restore._verified
+    verified = restore.verified
 
     def found(*arguments: Any) -> Any:
         looks.append(1)
@@ -473,7 +473,7 @@ def test_a_checkpoint_is_looked_for_once_unless_a_save_has_removed_it(
         bed.clients[0].save(tmp_path, 2, options=SaveOptions(keep=1))
         raise CheckpointError("step 1 has no readable manifest")
 
-    monkeypatch.setattr(restore, "_verified", found)
+    monkeypatch.setattr(choice, "verified", found)
     for step in (1, 2):
         if step == 2:
             monkeypatch.setattr(handlers, "restore_into", removed)

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import open_chain, read_manifest
+from ps.checkpoint.choice import read_manifest
+from ps.checkpoint.reader import open_chain
 from ps.checkpoint.restore import restore_shard
 from ps.client.client import PSClient
 from ps.dense.shard import DenseShard

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import step_name
-from ps.checkpoint.reader import open_chain, read_manifest
+from ps.checkpoint.reader import open_chain
 from ps.checkpoint.restore import restore_shard
 from ps.checkpoint.storage import Storage
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper

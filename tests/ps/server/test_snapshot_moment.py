@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, ServerPhaseError
 from ps.manifest.manifest import Adam, Hyper
 from ps.metadata import pushed

@@ -11,7 +11,7 @@ import pytest
 
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.client.saver import _snapshot
+from ps.client.saving.saver import _snapshot
 from ps.consistency import waits
 from ps.consistency.bsp import BSP
 from ps.consistency.gate import Gate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ps.checkpoint.snapshot import ShardSnapshot
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import PSError, TableFull
 from ps.manifest.manifest import Hyper
 from ps.manifest.table_spec import Admission

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.reader import open_chain, read_manifest
-from ps.checkpoint.restore import RestoreOptions
-from ps.client.saver import Saver
+from ps.checkpoint.choice import RestoreOptions, read_manifest
+from ps.checkpoint.reader import open_chain
+from ps.client.saving.saver import Saver
 from ps.client.server_group import Answer
 from ps.config import ServerSettings
 from ps.consistency.policy import OnLost

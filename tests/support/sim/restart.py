@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.checkpoint.reader import open_chain, read_manifest
-from ps.checkpoint.restore import AS_SAVED
+from ps.checkpoint.choice import AS_SAVED, read_manifest
+from ps.checkpoint.reader import open_chain
 from ps.checkpoint.storage import storage_at
 from ps.checkpoint.writer import commit
 from ps.manifest.manifest import WorkerRank

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.registry import filesystem_for
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
 from ps.checkpoint.format import step_name
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
 from ps.checkpoint.restore import verify
 from ps.client.client import PSClient
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs

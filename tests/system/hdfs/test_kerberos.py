@@ -15,7 +15,7 @@ from feeding.errors import NotAuthenticated, StorageUnavailable
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.registry import filesystem_for
-from ps.checkpoint.reader import latest, read_manifest
+from ps.checkpoint.choice import latest, read_manifest
 from ps.checkpoint.restore import verify
 from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs

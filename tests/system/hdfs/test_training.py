@@ -12,7 +12,7 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
 from feeding.formats.tfrecord.framing import RecordReader
-from ps.checkpoint.reader import read_manifest
+from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.restore import verify
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.support.spark_submit import EXAMPLES, submit

@@ -13,7 +13,7 @@ from ps.client import retry, server_group
 from ps.client.channel import OutgoingCall
 from ps.client.client import DEFAULT_TIMEOUT_S
 from ps.client.compile_wait import LOOK_S
-from ps.client.retry import READY_TIMEOUT_S
+from ps.client.retry import READY_TIMEOUT_S, ExchangeTimes
 from ps.protocol import messages
 from rpc.client.connection import Reply
 from tests.support.keras_training import serving
@@ -39,9 +39,9 @@ def test_the_first_values_have_as_long_as_the_chief_to_come_in_every_mode(monkey
     asked: list[tuple[type, float]] = []
     exchange = retry.exchange
 
-    def noted(calls: Sequence[OutgoingCall], *, timeout_s: float, **others: float) -> list[Reply]:
-        asked.append((type(calls[0].request), timeout_s))
-        return exchange(calls, timeout_s=timeout_s, **others)
+    def noted(calls: Sequence[OutgoingCall], times: ExchangeTimes) -> list[Reply]:
+        asked.append((type(calls[0].request), times.timeout_s))
+        return exchange(calls, times)
 
     monkeypatch.setattr(server_group, "exchange", noted)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

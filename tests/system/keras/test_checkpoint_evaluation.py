@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ps.checkpoint.storage import storage_at
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from tests.support.keras_training import DEADLINE_S, serving
 from tests.support.waiting import wait_until
 from tests.system.keras.test_file_dataset import rows_of, write

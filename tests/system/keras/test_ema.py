@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from ps.client.saver import SaveOptions
+from ps.client.saving.saver import SaveOptions
 from tests.support.keras_training import blobs, feed_epochs, rows_of, serving, together
 from tfos.errors import FeedEndedWarning
 from tfos.keras.data.epoch_length import AllEpochs

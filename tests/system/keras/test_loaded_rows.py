@@ -182,7 +182,7 @@ def test_a_worker_that_comes_late_hears_that_rows_are_loaded_though_ps_0_has_los
 ):
     monkeypatch.setattr("tfos.keras.embedding.loading.LOOK_S", 0.01)
     monkeypatch.setattr("tfos.keras.embedding.loading.LOAD_TIMEOUT_S", 30.0)
-    monkeypatch.setattr("ps.client.client.PROBE_PERIOD_S", 0.05)
+    monkeypatch.setattr("ps.client.rendezvous.PROBE_PERIOD_S", 0.05)
     manifest = with_tables(table())
     rows = [(np.arange(50), np.ones((50, DIM), "float32"))]
     with cluster("inproc", num_workers=2) as bed:

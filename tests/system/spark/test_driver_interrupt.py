@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint.restore import newest_sound
+from ps.checkpoint.choice import newest_sound
 from tests.support.marked_processes import MARKER, wait_gone
 from tests.support.waiting import wait_until
 

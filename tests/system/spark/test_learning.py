@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest
+from ps.checkpoint.choice import latest, read_manifest
 from ps.checkpoint.score import Score
 from tests.support.node_children import child_of
 from tests.support.plain_steps import PlainSteps

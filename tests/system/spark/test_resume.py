@@ -31,7 +31,7 @@ def count_rows(args, ctx):
     import numpy as np
 
     from feeding.formats.tfrecord.example import Feature
-    from ps.checkpoint.reader import latest
+    from ps.checkpoint.choice import latest
 
     class Count(keras.losses.Loss):  # type: ignore[misc]
         def __init__(self):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint.reader import latest
+from ps.checkpoint.choice import latest
 from tests.support.node_children import child_of
 from tests.support.snapshot_skew import torn_by
 from tests.support.waiting import wait_until

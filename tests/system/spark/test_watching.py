@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint.reader import latest
+from ps.checkpoint.choice import latest
 from tests.support.feed import eventually
 from tests.support.page_reader import LOOK_S, PageReader
 from tests.support.socket_bytes import process_tcp_bytes

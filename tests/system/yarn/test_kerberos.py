@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hdfs_native import Client
 
-from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.choice import steps_on_disk
 from scripts.local_hdfs.kdc import REALM, Kdc
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import local_yarn, logs, nodes_left, submitted, told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.checkpoint.reader import steps_on_disk
+from ps.checkpoint.choice import steps_on_disk
 from scripts.local_hdfs.yarn import LocalYarn
 from tests.support.on_yarn import logs, nodes_left, submitted, told
 from tests.support.programs.trains_on_yarn import BATCH_ROWS, EPOCHS, NUM_ROWS, TOLD

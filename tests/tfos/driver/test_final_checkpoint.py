@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.choice import latest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.manifest.manifest import Hyper
 from ps.protocol import messages

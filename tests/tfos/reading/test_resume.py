@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from feeding.errors import FileChanged
-from feeding.reading.positions import Front, Place, Position, fingerprint, versions
+from feeding.reading.positions import EpochPosition, Front, Position, fingerprint, versions
 from feeding.reading.splits import SourceFile
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -77,7 +77,7 @@ def stand(
     servers: Servers | PSClient, files: tuple[SourceFile, ...], row: int, run_number: int = 0
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
-    place = Place(0, 0, Front(((0, row),), 1)) if row else Place(0)
+    place = EpochPosition(0, 0, Front(((0, row),), 1)) if row else EpochPosition(0)
     told = versions(files)
     at = Position(fingerprint(files), None, 1, run_number, 0, 1, place, told)
     if row:
@@ -95,7 +95,7 @@ def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
     with pytest.raises(FileChanged, match="fingerprint"):
         course_of(new_run(servers), "train", others, stand(servers, others, row=0))
     assert course_of(new_run(servers), "train", files, own).stops == (
-        (Place(0, 0, Front(((0, 3),), 1)),),
+        (EpochPosition(0, 0, Front(((0, 3),), 1)),),
     )
 
 
@@ -105,7 +105,7 @@ def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
     assert course_of(chief, "train", files, own).run_number == 0
     stand(servers, files, row=3)
     again = course_of(chief, "train", files, own)
-    assert (again.run_number, again.stops) == (1, ((Place(0, 0, Front(((0, 3),), 1)),),))
+    assert (again.run_number, again.stops) == (1, ((EpochPosition(0, 0, Front(((0, 3),), 1)),),))
     stand(servers, files, row=5, run_number=1)
     assert len(course_of(chief, "train", files, own).stops) == 2
 
@@ -125,7 +125,7 @@ def test_a_chief_that_is_started_again_leaves_the_positions_of_its_run(calls: in
     stand(servers, files, row=9, run_number=calls - 1)
     resumed = course_of(new_run(servers), "train", files, own)
     assert resumed.run_number == calls
-    assert resumed.stops[-1] == (Place(0, 0, Front(((0, 9),), 1)),)
+    assert resumed.stops[-1] == (EpochPosition(0, 0, Front(((0, 9),), 1)),)
 
 
 @pytest.mark.socket
@@ -142,7 +142,7 @@ def test_a_course_is_not_lost_with_ps_0(tmp_path: Path):
         course = course_of(chief, "train", files, at)
         assert course.run_number == 1
         bed.restart(0, tmp_path)
-        later = msgspec.structs.replace(at, run_number=1, place=Place(1))
+        later = msgspec.structs.replace(at, run_number=1, place=EpochPosition(1))
         noted = pushed(position_name("train", 0), later)
         client.push(filled(manifest, 1.0), hyper=hyper, rows=1, metadata=noted)
         client.push(filled(manifest, 1.0), hyper=hyper, rows=1)
@@ -169,7 +169,7 @@ def test_a_run_goes_on_with_copies_in_another_directory():
     stand(servers, copied("spark-1"), row=3)
     found = copied("spark-2")
     course = course_of(new_run(servers), "train", found, stand(servers, found, row=0))
-    assert (course.run_number, course.stops) == (1, ((Place(0, 0, Front(((0, 3),), 1)),),))
+    assert (course.run_number, course.stops) == (1, ((EpochPosition(0, 0, Front(((0, 3),), 1)),),))
     stand(servers, copied("spark-2"), row=4, run_number=1)
     found = copied("spark-3", size_bytes=11)
     with pytest.raises(FileChanged, match=r"a\.csv had 10 bytes, now 11; b\.csv had 10"):

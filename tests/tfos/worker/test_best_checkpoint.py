@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint.reader import latest, steps_on_disk
+from ps.checkpoint.choice import latest, steps_on_disk
 from ps.checkpoint.storage import storage_at
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.waiting import wait_until

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest, steps_on_disk
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
-from ps.client.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.periodic_saver import Period, PeriodicSaver
 from ps.errors import CheckpointError, ServerPhaseError, ServerRestoring
 from ps.manifest.manifest import Hyper
 from ps.server.handlers import Service
@@ -41,7 +41,7 @@ def plan(root: Path, **changes) -> Checkpoints:
 
 
 def test_it_saves_once_seeded_then_by_steps_and_at_the_end(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=3, keep=2), bed.client)
@@ -102,7 +102,7 @@ def test_a_directory_in_which_nothing_can_be_written_is_refused_before_anything_
 
 
 def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, monkeypatch, caplog):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     publish = LocalStorage.publish
 
     def refuses_step_1(self, directory, target):
@@ -126,7 +126,7 @@ def test_it_saves_by_time_and_goes_on_after_a_save_that_failed(tmp_path: Path, m
 
 
 def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc", num_servers=2) as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
@@ -148,7 +148,7 @@ def test_what_changes_after_the_last_update_is_in_the_last_save(tmp_path: Path, 
 def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         bed.workers(manifest, filled(manifest))[0].save(tmp_path, 1000)
@@ -169,8 +169,8 @@ def test_steps_are_counted_by_the_clock_whatever_the_last_save_was_called(
 def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
-    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.02)
     names, away = LocalStorage.names, [True, False, True]
 
     def names_of_a_disk_that_is_away(self, directory=""):
@@ -194,7 +194,7 @@ def test_a_save_that_failed_is_tried_again_long_before_the_next_is_due(
 def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     failures: list[Exception] = [ServerPhaseError("ps:1 is STOPPING")] * 2
     failures += [CheckpointError("cannot read epoch-1.json")]
@@ -222,8 +222,8 @@ def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
 def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
     tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
-    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.02)
     publish, refusals = LocalStorage.publish, [True, False, True, False]
 
     def refused_in_turn(self, directory, target):
@@ -254,7 +254,7 @@ def test_a_refused_rename_is_told_with_its_path_and_training_goes_on(
 def test_it_saves_below_a_step_that_a_restarted_server_could_not_go_on_from(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.02)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_s=0.05), bed.client)
@@ -389,7 +389,7 @@ def test_directories_that_lead_astray_are_refused_escaped_before_anything_starts
 
 
 def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.01)
     manifest = make_manifest(rule=ADD)
     with cluster("inproc") as bed:
         saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
@@ -419,8 +419,8 @@ def test_no_save_begins_while_they_are_held_but_one_that_is_asked_for(tmp_path: 
 
 
 def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ps.client.periodic_saver._LOOK_S", 0.01)
-    monkeypatch.setattr("ps.client.periodic_saver._RETRY_S", 0.001)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.01)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.001)
     manifest = make_manifest(rule=ADD)
     fails = [True] * 5
     names = LocalStorage.names

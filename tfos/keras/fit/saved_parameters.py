@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps.checkpoint.reader import latest
+from ps.checkpoint.choice import latest
 from ps.checkpoint.storage import OpenStorage
 from ps.manifest.manifest import Manifest
 from tfos.errors import SettingsError, UnsupportedModel

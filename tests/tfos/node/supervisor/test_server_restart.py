@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.checkpoint.reader import latest, read_manifest
+from ps.checkpoint.choice import latest, read_manifest
 from tests.support.counted_pushes import push_until_told
 from tests.support.nodes import NodeBed, send_signal
 from tests.support.snapshot_skew import torn_by

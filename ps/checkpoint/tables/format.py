@@ -10,7 +10,7 @@ more memory than one piece.
 
 Covers: records, sizes, checks, writing and reading a piece.
 Does not: decide what to write (ps.checkpoint.snapshot) or fill tables
-(ps.checkpoint.table_restore), import numba.
+(ps.checkpoint.tables.restore), import numba.
 Threads: none; every function is independent.
 """
 

@@ -2,8 +2,8 @@
 
 Covers: one save from its beginning to what is removed after it; the clock of all snapshots;
 the number of a save without one, and whether there is anything to save.
-Does not: copy parameters (ps.server.save_restore), decide when (ps.client.periodic_saver, or the
-user).
+Does not: copy parameters (ps.server.save_restore), decide when
+(ps.client.saving.periodic_saver, or the user).
 Runs in: workers (the chief) and drivers.
 Threads: any; a save waits for another one, and `close` for the one under way.
 """
@@ -22,9 +22,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.format import step_name
 from ps.checkpoint.lease import Lease
-from ps.checkpoint.reader import load_chain, steps_on_disk
+from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors

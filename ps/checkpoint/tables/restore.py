@@ -1,7 +1,7 @@
 """Restore of a server's tables from a checkpoint that any number of servers saved.
 
 Covers: rows with slots and versions, the step of the rule, counts of ids without a row, limits.
-Does not: read files (ps.checkpoint.table_reader), serve.      Runs in: PS processes.
+Does not: read files (ps.checkpoint.tables.reader), serve.      Runs in: PS processes.
 Threads: the caller's fills tables that no other thread sees yet; one more reads the files.
 
 Steps are read from the newest back, and the first entry of an id is its final state. So the restore
@@ -16,6 +16,7 @@ case.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from ps.checkpoint.reader import ChainFiles, ShardFile, logger
-from ps.checkpoint.table_format import num_segments
-from ps.checkpoint.table_reader import End, RowPlace, SavedSegment, read_rows
+from ps.checkpoint.reader import ChainFiles, ShardFile
+from ps.checkpoint.tables.format import num_segments
+from ps.checkpoint.tables.reader import End, RowPlace, SavedSegment, read_rows
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
+
+_logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 _Piece = tuple[SavedSegment, RowBatch | Dropped | End]
@@ -53,7 +56,7 @@ def saved_segments(chain: ChainFiles) -> dict[str, int]:
 def restore_tables(
     chain: ChainFiles,
     tables: Sequence[Table],
-    place: ServerSettings,
+    settings: ServerSettings,
     *,
     reset_optimizer: bool = False,
 ) -> bool:
@@ -63,7 +66,7 @@ def restore_tables(
         chain: the files of a checkpoint of the same model; see
             ps.checkpoint.restore.check_same_model.
         tables: empty tables to fill, in the manifest's order.
-        place: rank of this server and number of servers; that of the chain.
+        settings: rank of this server and number of servers; those of the chain.
         reset_optimizer: restore the values only: slots and steps are reset, all rows have one age.
 
     Raises:
@@ -91,11 +94,11 @@ def restore_tables(
     for table, version in zip(tables, versions, strict=True):
         table.fit()
         if table.has_left_out:
-            logger.warning(
+            _logger.warning(
                 "table %r: ps:%d restores %d rows, as many as its share of the limit; those of "
                 "the checkpoint that were pushed less recently are left out",
                 table.spec.name,
-                place.rank,
+                settings.rank,
                 table.num_rows,
             )
         if reset_optimizer:

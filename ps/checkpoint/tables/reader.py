@@ -5,7 +5,7 @@ reader ignores older entries, and never holds more rows than were saved. Reading
 the newest step of the chain that holds it whole.
 
 Covers: reading through a chain of deltas, verifying.
-Does not: know servers' tables (ps.checkpoint.table_restore), import numba.
+Does not: know servers' tables (ps.checkpoint.tables.restore), import numba.
 Threads: none; every function is independent.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ps.checkpoint.format import Checkpoint, bucket_nbytes
 from ps.checkpoint.reader import ChainFiles, Root, ShardFile, open_chain, open_shards
 from ps.checkpoint.storage import typed_errors
-from ps.checkpoint.table_format import SegmentRecord, read_counts, read_piece, segment_nbytes
+from ps.checkpoint.tables.format import SegmentRecord, read_counts, read_piece, segment_nbytes
 from ps.tables.rows import Dropped, RowBatch
 
 RowPlace = tuple[int, int, int]

@@ -4,7 +4,7 @@ A clock says only when to look: whether there is anything to save is the servers
 
 Covers: when to save, saves on request, moments in which none may begin, trying again
 after a save that failed, a last save at the end.
-Does not: save (ps.client.saver), choose the servers (ps.cli.self_saving, tfos.worker.saver).
+Does not: save (ps.client.saving.saver), choose the servers (ps.cli.self_saving, tfos.worker.saver).
 Runs in: the chief's process, or that of the first hand-started server.
 Threads: `tfos-saver` saves by time, `save_now` in the thread that calls it; `_lock` is held while a
 save runs. The public calls come from any other thread.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ps.checkpoint.format import step_of
 from ps.checkpoint.score import Score
-from ps.client.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
+from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from ps.protocol.permissions import ServerPhase
 from rpc.errors import RpcError

@@ -1,0 +1,55 @@
+"""Servers as a save asks them: ps:0 has what holds for the run before its snapshot.
+
+Does not: save (ps.client.saving.saver), keep what holds for the run (ps.client.metadata).
+Threads: that of the save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ps.client.metadata import MetadataClient, RunNotes
+from ps.client.server_group import Answer, ServerGroup
+from ps.errors import CheckpointError
+from ps.manifest.manifest import Manifest
+from ps.protocol import messages
+
+
+class SavingServers:
+    """The servers as a save asks them: ps:0 has what holds for the run before its snapshot.
+
+    Args:
+        separate: returns the links for saves, always the same.
+        notes: of this process.
+    """
+
+    def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
+        self._separate = separate
+        self._notes = notes
+        self._metadata: MetadataClient | None = None
+
+    def ask(
+        self, request: messages.Request, answer: type[Answer], *, timeout_s: float
+    ) -> list[Answer]:
+        """As ServerGroup.ask.
+
+        Raises:
+            CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
+        """
+        servers = self._separate()
+        if not isinstance(request, messages.TakeSnapshot):
+            return servers.ask(request, answer, timeout_s=timeout_s)
+        if self._metadata is None:  # one for all saves: it numbers what it sends
+            self._metadata = MetadataClient(servers, self._notes)
+        self._metadata.bring(timeout_s)
+        answers = servers.ask(request, answer, timeout_s=timeout_s)
+        if self._metadata.is_behind:
+            raise CheckpointError(
+                "ps:0 was started again while its snapshot was taken, which lacks what holds for "
+                "the run (set_metadata(..., of_run=True)): it is not committed; save again"
+            )
+        return answers
+
+    def fetch_manifest(self, *, timeout_s: float) -> Manifest:
+        """As ServerGroup.fetch_manifest."""
+        return self._separate().fetch_manifest(timeout_s=timeout_s)
