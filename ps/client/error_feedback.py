@@ -52,13 +52,14 @@ class ErrorFeedback:
 
         self._pack = packing_kernels.pack
         self._count_nonfinite = kernels.count_nonfinite
-        self._kinds = {spec.name: spec.compression for spec in manifest.groups}
+        groups = manifest.pushed_groups
+        self._kinds = {spec.name: spec.compression for spec in groups}
         packing_kernels.warm_client({kind for kind in self._kinds.values() if kind != "none"})
-        kernels.warm(("largest_masked", spec.dtype) for spec in manifest.groups)
+        kernels.warm(("largest_masked", spec.dtype) for spec in groups)
         self._layout = Layout.of(manifest)
         self._left = {
             spec.name: np.zeros(spec.num_elements, np.float32)
-            for spec in manifest.groups
+            for spec in groups
             if spec.compression != "none"
         }
         self._new_left = {name: np.empty_like(left) for name, left in self._left.items()}

@@ -299,6 +299,7 @@ class TableClient:
         router = self._router(name)
         bits = as_bits(router.spec, ids)
         _check_loaded(router.spec, bits, rows)
+        _check_once(router.spec, bits)
         at_once = max(1, LOAD_BYTES // (8 + router.spec.value_nbytes))
         added = 0
         for start in range(0, bits.size, at_once):
@@ -309,14 +310,6 @@ class TableClient:
     def _load_some(self, router: Router, bits: Array, rows: Array) -> int:
         spec = router.spec
         routed = router.route(from_bits(spec, bits))
-        if routed.unique.size < bits.size:
-            first = np.argsort(bits, kind="stable")
-            twice = int(first[1:][np.diff(bits[first]) == 0].min())
-            raise IdError(
-                f"table {spec.name!r}: id {shown(spec, bits[twice])} occurs twice in the rows to "
-                "load; keep one row of each id",
-                {"table": spec.name, "id": str(shown(spec, bits[twice]))},
-            )
         arranged = np.empty(rows.shape, rows.dtype)
         arranged[routed.inverse] = rows
         request = messages.LoadRows(self._known_hash(), self._numbers[spec.name])
@@ -507,6 +500,24 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
         f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
         "nothing is rounded in silence"
     )
+
+
+def _check_once(spec: TableSpec, bits: Array) -> None:
+    """Refuse an id that comes twice, however far apart; names the first in order.
+
+    Args:
+        spec: the table.
+        bits: [n] int64, of all rows to load.
+    """
+    in_order = np.sort(bits)
+    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    if twice.size:
+        first = shown(spec, twice[0])
+        raise IdError(
+            f"table {spec.name!r}: id {first} occurs twice in the rows to load; keep one row of "
+            "each id",
+            {"table": spec.name, "id": str(first)},
+        )
 
 
 def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> ServerPhaseError:

@@ -321,8 +321,10 @@ def _rest(beta: float, step: int, dtype: np.dtype[Any]) -> Number:
 def _nadam_scalars(config: Nadam, step: int, dtype: np.dtype[Any]) -> tuple[Number, ...]:
     number = dtype.type
     beta, base = single(config.beta_1), single(0.96)
-    factors = 1 - 0.5 * np.power(base, np.arange(1, min(step, 1000) + 1))  # the rest are 1
     now, ahead = (number(beta * (1 - 0.5 * math.pow(base, t))) for t in (step, step + 1))
+    # Keras casts both settings for the factors of a step, and for their product neither.
+    beta, base = float(number(config.beta_1)), float(number(0.96))
+    factors = 1 - 0.5 * np.power(base, np.arange(1, min(step, 1000) + 1))  # the rest are 1
     product = number(math.pow(beta, step) * float(np.prod(factors)))
     one = number(1)
     correction = _rest(config.beta_2, step, dtype)

@@ -248,16 +248,16 @@ class ServingShard:
         squares = self._read_squares(call)
         number = request.number
         sender = request_id(call.peer, number)
-        overflow: NonFiniteUpdate | None = None
+        refused: PushError | None = None
         with self.gate.between_clocks():
             ticket = self.gate.begin(sender, *number.acked)
             if ticket.verdict is not Verdict.DUPLICATE:
-                overflow = self.reduction.settle(request.clock, squares)
-                ticket.refuse(overflow)
+                refused = self.reduction.settle(request.clock, squares)
+                ticket.refuse(refused)
                 ticket.complete()
             clock = self.gate.clock
-        if overflow is not None:
-            raise overflow
+        if refused is not None:
+            raise refused
         ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:

@@ -158,7 +158,7 @@ class TableServing:
 
         Raises:
             NonFiniteUpdate: of rows that were applied before their groups (hybrid), which waited
-                for the barrier meanwhile.
+                for the barrier meanwhile; where a norm takes two rounds, `settle` tells instead.
             PSError: there is no permit for the next batch, or its worker has left.
         """
         self.end_batch(rows)

@@ -32,7 +32,7 @@ def with_hashed_strings(ids: Any) -> Any:
             with a fixed length (`S8`) lose zero bytes at their end in numpy itself.
 
     Returns:
-        int64 of the same shape for strings.
+        int64 of the same shape for strings, and where there are none at all.
     """
     try:
         # As objects: else numpy cuts zero bytes off, makes 1 a "1", and all as long as the longest.
@@ -72,8 +72,8 @@ def ids_of(table: IdSource, given: Any) -> Any:
         IdError: strings for a table whose ids are integers; the text names the first one.
     """
     ids = with_hashed_strings(given)
-    if ids is not given and table.id_source == "integers":
-        first = str(next(iter(np.asarray(given, object).reshape(-1).tolist()), ""))
+    if ids is not given and ids.size and table.id_source == "integers":
+        first = str(np.asarray(given, object).reshape(-1).tolist()[0])
         raise IdError(
             f"table {table.name!r} was trained with integers as ids, got the text {first!r}, whose "
             "hash is the id of no row; convert them: np.asarray(ids).astype('int64'), or in a "

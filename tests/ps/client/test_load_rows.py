@@ -118,7 +118,8 @@ def test_a_full_table_refuses_rows_with_both_numbers_or_drops_the_oldest():
         assert 50 <= len(rows_of(client)) <= 100
 
 
-def test_rows_that_do_not_fit_are_refused_before_anything_is_sent():
+def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(monkeypatch):
+    monkeypatch.setattr(tables, "LOAD_BYTES", 1000)  # 41 rows
     wrong: dict[type[Exception], list[Any]] = {
         ShapeError: [
             (IDS[:2], VALUES[:2].astype("float64"), r"float32\[2, 4\] .*got float64\[2, 4\]"),
@@ -128,6 +129,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent():
         ],
         IdError: [
             ([7, 8, 7], VALUES[:3], "id 7 occurs twice in the rows to load"),
+            ([*range(1, 101), 7], VALUES[:101], "id 7 occurs twice in the rows to load"),
             ([-1], VALUES[:1], r"takes int64 ids 0\..*, got -1"),
             (["a"], VALUES[:1], "takes int64 ids, got"),
         ],

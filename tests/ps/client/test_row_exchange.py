@@ -510,6 +510,37 @@ def test_refused_rows_leave_clocks_whole_and_the_worker_goes_on(what: str, mode:
 
 
 @pytest.mark.fault("F48")
+@pytest.mark.parametrize(
+    ("what", "mode"),
+    [("a full table", "sync"), ("an overflow", "sync"), ("an overflow", "hybrid")],
+)
+def test_rows_refused_before_the_norm_is_known_hold_back_no_clipped_gradient(what: str, mode: str):
+    spec, grads_of, error = REFUSED[what]
+    rule = SGD(clipnorm=1.0)
+    manifest = with_tables(spec, rule=rule, size=300, bucket_bytes=64, **MODES[mode])
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = started(bed, manifest)
+        routed = clients[0].tables.route({"user": IDS})["user"]
+        ids = routed.unique[
+            routed.own(0)
+        ]  # one server refuses, the other one has nothing to refuse
+        batches = [Rows(client, user=ids).looked_up(client) for client in clients]
+        results = run_all(
+            *(
+                partial(exchange, client, grads_of(batch), hyper=Hyper(10.0))
+                for client, batch in zip(clients, batches, strict=True)
+            )
+        )
+        assert [type(result) for result in results] == [error, error]
+        assert all(server._service.life.loaded().reduction.is_settled for server in bed.servers)
+        clipped = [np.full(count, -10.0 / count**0.5) for count in (100, 200)]
+        found = bed.pulled(clients[0])["trainable"]
+        np.testing.assert_allclose(found, np.concatenate(clipped), rtol=1e-6)
+        values = succeeded(run_all(*(partial(exchange, client, None) for client in clients)))
+        assert (values[0]["trainable"] < found).all(), "the next push finds the clocks whole"
+
+
+@pytest.mark.fault("F48")
 def test_in_sync_a_refused_worker_counts_as_null_and_the_others_rows_are_applied():
     manifest = with_tables(table(), rule=ADD, consistency="sync", reduction="sum")
     with cluster(num_servers=2, num_workers=2) as bed:

@@ -105,6 +105,24 @@ def test_a_gradient_refused_by_one_server_moves_none():
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.fault("F48")
+def test_a_sum_that_overflows_on_one_server_is_dropped_by_all_at_once(caplog):
+    rule = RULES["clipnorm"]
+    manifest = make_manifest(600, rule=rule, consistency="sync", reduction="sum")
+    huge = filled(manifest, 1.0)
+    huge["trainable"][-1] = 3e38
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        results = run_all(*(partial(c.push, huge, hyper=HYPER, rows=4) for c in clients))
+        assert [type(result) for result in results] == [NonFiniteGradient] * 2
+        assert all(server._service.life.loaded().reduction.is_settled for server in bed.servers)
+        assert not bed.pulled(clients[0])["trainable"].any()
+        ones = filled(manifest, 1.0)
+        succeeded(run_all(*(partial(c.push, ones, hyper=HYPER, rows=4) for c in clients)))
+        assert bed.pulled(clients[0])["trainable"].all()
+    assert "is dropped" not in caplog.text
+
+
 class Died(Exception):
     """Stands for the end of a worker's process."""
 

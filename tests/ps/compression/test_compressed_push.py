@@ -42,6 +42,7 @@ from tests.support.ps_cluster import (
     raw_call,
     run_all,
     succeeded,
+    with_frozen,
 )
 
 __all__ = ["proxied"]
@@ -181,6 +182,15 @@ def test_values_and_what_is_left_are_the_sum_of_all_gradients(kind: Compression,
             for client, one in zip(clients, grads, strict=True):
                 client.push_pull(one, into, hyper=HYPER, rows=1)
         check_nothing_lost(bed, clients, pushed)
+
+
+def test_a_frozen_group_has_no_part_in_packed_pushes():
+    manifest = with_frozen(compressed("bf16"), 40, "float64")
+    gradients = filled(manifest, 1.0)
+    with_it, without = (ErrorFeedback(each, 2) for each in (manifest, manifest.without_frozen()))
+    for packer in (with_it, without):
+        packer.pack(gradients)
+    assert with_it.payloads(gradients) == without.payloads(gradients)
 
 
 def test_who_pushes_nothing_has_nothing_to_pack_with():

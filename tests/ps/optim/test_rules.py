@@ -245,7 +245,7 @@ def test_nadams_scalars_are_near_the_exact_ones(step):
     config = Nadam(beta_1=0.95)
     got = scalars(config, 0.1, step, F64)
     base, beta = float(np.float32(0.96)), float(np.float32(0.95))
-    mus = [beta * (1 - 0.5 * base**t) for t in range(1, step + 2)]
-    product = math.prod(mus[:-1])
-    exact = [mus[-1], 1 - product * mus[-1], 1 - mus[-2], 1 - product]
+    now, ahead = (beta * (1 - 0.5 * base**t) for t in (step, step + 1))
+    product = math.prod(0.95 * (1 - 0.5 * 0.96**t) for t in range(1, step + 1))
+    exact = [ahead, 1 - product * ahead, 1 - now, 1 - product]
     assert got[1:5] == pytest.approx(exact, rel=1e-12)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ps.string_ids import fingerprint
-from ps.string_ids.ids import hashed, with_hashed_strings
+from ps.string_ids.ids import hashed, ids_of, with_hashed_strings
+from ps.tables.ids import as_bits
+from tests.support.tables import table
 
 OF_BYTES_COUNTING_UP = {
     0: 1936946117179621456,
@@ -55,3 +59,13 @@ def test_text_is_utf_8_and_keeps_its_shape():
     assert found[0, 0] == hashed(["Zürich".encode()])[0]
     assert found.dtype == np.int64
     assert found.min() >= 0
+
+
+@pytest.mark.parametrize("id_source", ["any", "integers", "strings"])
+def test_no_ids_are_no_text_whatever_the_table_takes(id_source: str):
+    spec = table(id_source=id_source)
+    arrays = [np.empty(0, "U1"), np.empty((0, 3), object), np.empty(0, np.int64)]
+    given: list[Any] = [*arrays, [], [[], []]]
+    for ids in given:
+        found = ids_of(spec, ids)
+        assert as_bits(spec, found).shape == np.shape(ids)

@@ -271,10 +271,12 @@ def test_compiled_keras_differs_from_them_by_its_approximate_root_alone(name):
         assert slots[squares].tobytes() == their_slots[squares].tobytes()
 
 
-@pytest.mark.parametrize("name", NEAR)
-def test_rules_with_powers_stay_within_a_few_ulp(name):
-    for step, ours, theirs, _, _ in run(NEAR[name]):
-        near = 16 * np.spacing(np.maximum(np.abs(theirs), np.float32(1)))
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in NEAR), ("nadam", "float64")]
+)
+def test_rules_with_powers_stay_within_a_few_ulp(name, dtype):
+    for step, ours, theirs, _, _ in run(NEAR[name], dtype=dtype):
+        near = 16 * np.spacing(np.maximum(np.abs(theirs), theirs.dtype.type(1)))
         assert (np.abs(ours - theirs) <= near).all(), f"values differ at step {step}"
 
 
