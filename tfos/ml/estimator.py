@@ -66,7 +66,8 @@ class KerasEstimator(
         stalenessBound: of ssp: steps that a worker may be ahead of the slowest.
         checkpointDir: where the servers save while they train.
         resume: go on from the newest checkpoint there, of a fit of another program or of one that
-            has failed. Within a program nothing tells a second fit from the next fold of a tuner.
+            has failed, without the epochs that it had trained. Within a program nothing tells a
+            second fit from the next fold of a tuner.
         feedTimeout: seconds without any worker taking a row; 600.
         exactlyOnce: a task that Spark repeats skips the rows that it fed before; False. Right only
             where Spark computes a partition with the same rows in the same order again.
