@@ -248,7 +248,7 @@ class Estimator:
         data: DataFrame | str,
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
     ) -> DataFrame:
         """Return the DataFrame with the model's outputs as further columns.
 
@@ -256,10 +256,11 @@ class Estimator:
             data: a DataFrame or a path.
             feature_cols: columns of the features.
             output_cols: a name per output; None: "prediction", or the outputs' own names.
-            batch_size: rows that the model takes at once.
+            batch_size: rows that the model takes at once; None: 1024.
 
         Raises:
-            SettingsError: there is no trained model yet, or columns that do not fit it.
+            SettingsError: there is no trained model yet, columns that do not fit it, or a
+                batch_size below 1.
         """
         frame = _frame(data, _ROWS)
         columns = named("feature_cols", feature_cols)
@@ -275,7 +276,8 @@ class Estimator:
                 "for each, in this order"
             )
         filled = map(OutputColumn, outputs, names)
-        return predicted(frame, predictor_of(signature, columns, filled, batch_size))
+        num_rows = BATCH_SIZE if batch_size is None else batch_size
+        return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:
         """Do nothing: each call has ended its own cluster. Programs of Orca end by it."""

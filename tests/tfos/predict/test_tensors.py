@@ -201,6 +201,13 @@ def wide(monkeypatch, width, batch_size):
     return made, calls
 
 
+@pytest.mark.parametrize("batch_size", [-1, 0, None])
+def test_a_batch_of_no_rows_is_refused_at_the_driver(monkeypatch, batch_size):
+    """It was taken for ever in each task, or an IndexError there."""
+    with pytest.raises(SettingsError, match=f"batch_size must be an int >= 1, got {batch_size}"):
+        wide(monkeypatch, 1, batch_size)
+
+
 def test_large_answers_do_not_wait_for_the_other_rows_of_their_batch(monkeypatch):
     """A decoder of images makes 8 GB of 10,000 rows."""
     predictor, calls = wide(monkeypatch, 16, batch_size=2)
