@@ -286,6 +286,8 @@ def _trained(
                     validation=held,
                 )
                 _tell_repeated(report, settings)
+            else:
+                cluster._feed_service.wait_unread("input")
             content = _content(sc, cluster, settings.cluster_size - settings.servers)
         history = cluster.history()
     servers = [each.server for each in cluster.status().nodes if each.server]
@@ -357,6 +359,7 @@ def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) ->
             cluster.start(program)
             if fed is not None:
                 cluster.train(fed, 1)
+            cluster.shutdown(timeout=None)
         found: dict[str, float] = cluster.results()[0]
     return found
 
@@ -365,7 +368,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
     """Fetch the trained model, in pieces: they are answers of a worker to Spark tasks."""
 
     def answers(places: list[int]) -> list[bytes]:
-        # A worker answers once its fit has ended, which may be days where it reads its own data.
+        # A worker answers once its fit has ended: its validation and callbacks behind the rows.
         rows = sc.parallelize(places, 1)
         found: list[bytes] = cluster.inference(rows, LONGEST_FIT_S, MODEL_FEED).collect()
         return found
