@@ -84,7 +84,8 @@ class KerasEstimator(
         model_fn: Callable[[], keras.Model] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         callbacks: Sequence[keras.callbacks.Callback]
-        | Callable[[], Sequence[keras.callbacks.Callback]] = (),
+        | Callable[[], Sequence[keras.callbacks.Callback]]
+        | None = None,
         class_weight: Mapping[int, float] | None = None,
         featuresCol: str | None = None,
         featuresCols: Sequence[str] | None = None,
@@ -114,7 +115,7 @@ class KerasEstimator(
         given = {name: value for name, value in locals().items() if name in _PARAMS}
         super().__init__()
         self.recipe = recipe_of(model, model_fn, custom_objects)
-        self.callbacks = callbacks
+        self.callbacks = () if callbacks is None else callbacks
         self.class_weight = class_weight
         self._setDefault(**_PARAMS)
         self._set(**{name: value for name, value in given.items() if value is not None})

@@ -162,7 +162,7 @@ class Estimator:
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
         validation_data: Data | None = None,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> dict[str, list[float]]:
         """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
@@ -339,7 +339,7 @@ class Estimator:
         number: int,
         epochs: int,
         batch_size: int,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[Any] | None,
         class_weight: Mapping[int, float] | None,
     ) -> FitSettings:
         check_batch_size(batch_size)
@@ -351,7 +351,7 @@ class Estimator:
             settings,
             epochs=epochs,
             batch_size=_of_each(batch_size, workers),
-            callbacks=callbacks,
+            callbacks=() if callbacks is None else callbacks,
             class_weight=class_weight,
             checkpoint_dir=directory,
             resume=directory is not None and self._servers is not None,

@@ -115,7 +115,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     runs = tmp_path / "runs"
     settings = FitSettings(cluster_size=3)
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
-    estimator.fit(made)
+    estimator.fit(made, callbacks=None)
     estimator.fit(made)
     model_files.write_model(str(tmp_path / "m.keras"), b"loaded")
     estimator.load(str(tmp_path / "m.keras"))
