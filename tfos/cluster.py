@@ -314,7 +314,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains those
                 of the results.
             feed_timeout: seconds without any worker taking a row until feeding fails.
-            qname: which feed.
+            qname: which feed; without `model`, as feed_timeout.
             columns: columns of a DataFrame that main_fun receives; None: all.
             nulls: missing values in the rows of main_fun, as for `train`; the DataFrame's own
                 columns do not change.
@@ -327,7 +327,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             batch_size: rows that `model` takes at once; None: 1024. main_fun asks for its own.
 
         Raises:
-            SettingsError: columns, nulls, output or model do not fit the DataFrame.
+            SettingsError: columns, nulls, output or model do not fit the DataFrame or each other.
 
         An action fails with a ResultTypeError if a result does not fit its column, with a
         ResultCountError if the number of results differs from that of the rows.
@@ -335,12 +335,11 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         if model is not None:
             from tfos.predict.column import predicted_by  # Arrow, where it is used
 
+            preflight.check_no_feed(feed_timeout, qname)
             return predicted_by(dataRDD, model, columns, output, nulls, batch_size)
         if batch_size is not None:
-            raise SettingsError(
-                f"batch_size={batch_size} without model=: main_fun says how many rows it takes, by "
-                "feed.next_batch(n)"
-            )
+            how = "main_fun says how many rows it takes, by feed.next_batch(n)"
+            raise SettingsError(f"batch_size={batch_size} without model=: {how}")
         return self._feed_service.inference(
             FeedRequest(
                 data=dataRDD,

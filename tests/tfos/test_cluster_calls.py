@@ -177,6 +177,10 @@ def test_a_saved_model_answers_in_the_place_of_main_fun(cluster, monkeypatch):
     ]
     with pytest.raises(SettingsError, match=r"batch_size=8 without model=: main_fun says how many"):
         cluster.inference("a frame", batch_size=8)
+    for given in ({"feed_timeout": 5}, {"qname": "nosuch"}):
+        with pytest.raises(SettingsError, match="beside model=: Spark's own tasks answer"):
+            cluster.inference("a frame", model="m", **given)
+    assert len(asked) == 2
     cluster.abort()
 
 

@@ -1,6 +1,7 @@
 """The wait for main_fun to return, with progress: the training itself where main_fun reads files.
 
-Covers: shutdown's wait; epochs as the workers report them.
+Covers: shutdown's wait, the wait for fits of data that nobody feeds; epochs as the workers report
+them.
 Does not: order the end (tfos.control.state), judge a late one (tfos.driver.shutdown).
 Runs in: the driver.
 """
@@ -8,6 +9,7 @@ Runs in: the driver.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
@@ -46,6 +48,19 @@ class MainFunWait:
         if not self._is_fed:
             self._show_end()
         return self._coordinator.read(_nobody_trains)
+
+    def wait_unread(self, feed: str, is_abandoned: Callable[[], bool] = lambda: False) -> None:
+        """Wait, without limit, until main_fun reads no row of a feed on any worker.
+
+        Args:
+            feed: its name.
+            is_abandoned: ends the wait.
+        """
+
+        def is_over(state: ClusterView) -> bool:
+            return is_abandoned() or _nobody_trains(state) or not state.reading(feed)
+
+        shown_wait(self._coordinator, self._console, is_over, math.inf, self._line)
 
     def _line(self) -> tuple[str, bool]:
         now_s = self._coordinator.now_s()

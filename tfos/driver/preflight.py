@@ -326,6 +326,23 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
         raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=.")
 
 
+def check_no_feed(feed_timeout: object, qname: object) -> None:
+    """Refuse what a saved model, which answers without a feed, would not hold.
+
+    Args:
+        feed_timeout: of `inference`.
+        qname: of `inference`.
+
+    Raises:
+        SettingsError: one of them is not the default.
+    """
+    if (feed_timeout, qname) != (600, "input"):
+        raise SettingsError(
+            f"feed_timeout={feed_timeout!r}, qname={qname!r} beside model=: Spark's own tasks "
+            "answer, without a feed and its limit; leave both out"
+        )
+
+
 def check_timeout(name: str, value: object) -> float:
     """Return a positive number of seconds.
 

@@ -80,21 +80,29 @@ def take_number(model_dir: str) -> int:
         ) from error
 
 
-def write_fit(model_dir: str, number: int, content: bytes, servers: int | None) -> None:
-    """Write the model after a fit.
+def write_fit(
+    model_dir: str, number: int, content: bytes, servers: int | None, updates: int = 0
+) -> int | None:
+    """Write the model after a fit; return the number of the directory with its servers' state.
+
+    None where the newest checkpoint there is older than the model, as after a failed last save.
 
     Args:
         model_dir: of all fits.
         number: of the fit, from 1.
         content: of a `.keras` file.
-        servers: number of the directory with the servers' state; None: no server had a part.
+        servers: number of the directory in which the fit's servers saved; None: no server had a
+            part.
+        updates: of the servers' parameters at the end of the fit.
     """
-    found: dict[str, int | None] = {"servers": servers}
+    found: dict[str, int | None] = {}
     if servers is not None:
         with contextlib.suppress(CheckpointError):  # not to be read now: unknown
-            found["step"] = _newest_step(model_dir, servers)
-    write_model(_record(model_dir, number), json.dumps(found).encode())
+            found["step"] = step = _newest_step(model_dir, servers)
+            servers = None if (step or 0) < updates else servers
+    write_model(_record(model_dir, number), json.dumps({"servers": servers, **found}).encode())
     write_model(fit_file(model_dir, number), content)
+    return servers
 
 
 def newest_state(model_dir: str) -> SavedFit:
@@ -117,8 +125,19 @@ def newest_state(model_dir: str) -> SavedFit:
             return SavedFit(model, number, is_behind=True)
     if not model:
         raise SettingsError(f"{model_dir} has no model and no checkpoint of a fit")
-    if len(newer) == len(all_servers):
-        return SavedFit(model, None)
+    return SavedFit(model, None) if len(newer) == len(all_servers) else state_of(model_dir, model)
+
+
+def state_of(model_dir: str, model: int) -> SavedFit:
+    """Return the state that a fit which goes on from a model begins with.
+
+    Args:
+        model_dir: of all fits.
+        model: number of the model.
+
+    Raises:
+        SettingsError: the record beside the model is none.
+    """
     record = _record(model_dir, model)
     try:
         found = json.loads(read_model(record))

@@ -68,6 +68,9 @@ class FitSettings:
     """Where the servers save while they train; None: nowhere."""
     resume: bool = False
     """Go on from the newest checkpoint there; otherwise those of another fit are refused."""
+    resume_epochs: bool = True
+    """With `resume`, leave out the epochs that an interrupted fit had trained. False: all are
+    trained, as on other data."""
     feed_timeout_s: float = 600.0
     exactly_once: bool = False
     """A task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
@@ -163,6 +166,8 @@ class FitResult:
     """Of its `.keras` file."""
     history: dict[str, list[float]]
     """A value per epoch by metric, as Keras has them; of a distributed model, of all workers."""
+    updates: int = 0
+    """Of the servers' parameters, as far as the servers have told; 0: there was no server."""
 
 
 def fit(
@@ -281,9 +286,13 @@ def _trained(
                     validation=held,
                 )
                 _tell_repeated(report, settings)
+            else:
+                cluster._feed_service.wait_unread("input")
             content = _content(sc, cluster, settings.cluster_size - settings.servers)
         history = cluster.history()
-    return FitResult(content, {name: history[name] for name in history.metrics})
+    servers = [each.server for each in cluster.status().nodes if each.server]
+    updates = max((each.clock for each in servers), default=0)
+    return FitResult(content, {name: history[name] for name in history.metrics}, updates)
 
 
 def _tell_repeated(report: Any, settings: FitSettings) -> None:
@@ -350,6 +359,7 @@ def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) ->
             cluster.start(program)
             if fed is not None:
                 cluster.train(fed, 1)
+            cluster.shutdown(timeout=None)
         found: dict[str, float] = cluster.results()[0]
     return found
 
@@ -358,7 +368,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
     """Fetch the trained model, in pieces: they are answers of a worker to Spark tasks."""
 
     def answers(places: list[int]) -> list[bytes]:
-        # A worker answers once its fit has ended, which may be days where it reads its own data.
+        # A worker answers once its fit has ended: its validation and callbacks behind the rows.
         rows = sc.parallelize(places, 1)
         found: list[bytes] = cluster.inference(rows, LONGEST_FIT_S, MODEL_FEED).collect()
         return found
@@ -418,5 +428,9 @@ def _check_rows(frame: Any, text: str) -> None:
 def _config(settings: FitSettings) -> ClusterConfig:
     checkpoints = None
     if settings.checkpoint_dir:
-        checkpoints = Checkpoints(directory=settings.checkpoint_dir, resume=settings.resume)
+        checkpoints = Checkpoints(
+            directory=settings.checkpoint_dir,
+            resume=settings.resume,
+            resume_epochs=settings.resume_epochs,
+        )
     return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints, shares_slots=True)

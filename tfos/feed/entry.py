@@ -1,7 +1,8 @@
 """Entry of train() and inference(): checks first, then the cluster's feeder; loads numpy late.
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
-that it does not have, a phase without feeds, a batch of a stream in the place of an epoch.
+that it does not have, a phase without feeds, a batch of a stream in the place of an epoch; the wait
+for the end of a feed.
 Does not: feed (tfos.feed.cluster_feeder).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
 """
@@ -13,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tfos.driver import preflight, stream_stop
+from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import SettingsError
@@ -118,6 +120,19 @@ class FeedService:
         # To this thread: the user's actions on what is returned run in it.
         give_credentials(self._reserved.sc, self._reserved.feeder_credentials)
         return results
+
+    def wait_unread(self, feed: str) -> None:
+        """Wait, without limit, until no worker reads a feed any more, or the cluster has failed.
+
+        Args:
+            feed: its name; main_fun ends it by terminate() behind a fit of its own data.
+        """
+        cancel = CancelToken()
+        coordinator, console = self._reserved.coordinator, self._reserved.console
+        wait = MainFunWait(coordinator, console, is_fed=False)
+        InterruptibleCall(
+            "tfos-wait", lambda: wait.wait_unread(feed, lambda: cancel.is_set), cancel=cancel
+        ).result(coordinator.wake)
 
     def check(self, call: str, request: FeedRequest) -> None:
         """Refuse a call that could not feed; not for the user's own thread, as it may wait.

@@ -66,7 +66,8 @@ class KerasEstimator(
         stalenessBound: of ssp: steps that a worker may be ahead of the slowest.
         checkpointDir: where the servers save while they train.
         resume: go on from the newest checkpoint there, of a fit of another program or of one that
-            has failed. Within a program nothing tells a second fit from the next fold of a tuner.
+            has failed, without the epochs that it had trained. Within a program nothing tells a
+            second fit from the next fold of a tuner.
         feedTimeout: seconds without any worker taking a row; 600.
         exactlyOnce: a task that Spark repeats skips the rows that it fed before; False. Right only
             where Spark computes a partition with the same rows in the same order again.
@@ -83,7 +84,8 @@ class KerasEstimator(
         model_fn: Callable[[], keras.Model] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         callbacks: Sequence[keras.callbacks.Callback]
-        | Callable[[], Sequence[keras.callbacks.Callback]] = (),
+        | Callable[[], Sequence[keras.callbacks.Callback]]
+        | None = None,
         class_weight: Mapping[int, float] | None = None,
         featuresCol: str | None = None,
         featuresCols: Sequence[str] | None = None,
@@ -113,7 +115,7 @@ class KerasEstimator(
         given = {name: value for name, value in locals().items() if name in _PARAMS}
         super().__init__()
         self.recipe = recipe_of(model, model_fn, custom_objects)
-        self.callbacks = callbacks
+        self.callbacks = () if callbacks is None else callbacks
         self.class_weight = class_weight
         self._setDefault(**_PARAMS)
         self._set(**{name: value for name, value in given.items() if value is not None})

@@ -180,7 +180,8 @@ class FitParams(ModelParams):
     )
     resume = param(
         "resume",
-        "whether a fit goes on from the newest checkpoint in checkpointDir, of another program",
+        "whether a fit goes on from the newest checkpoint in checkpointDir, of another program, "
+        "without the epochs that an interrupted fit had trained",
         TypeConverters.toBoolean,
     )
     feedTimeout = param(

@@ -20,6 +20,7 @@ from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
 from tfos.estimators.recipe import ModelRecipe, described, model_of, recipe_of
 from tfos.estimators.training import (
+    FitResult,
     FitSettings,
     evaluate,
     evaluate_made,
@@ -85,8 +86,12 @@ class Estimator:
         """Of the trained model, once a task has read it."""
         self._servers: int | None = None
         """Number of the directory of model_dir whose servers' state the next fit goes on from."""
+        self._model: int | None = None
+        """Number of the model in model_dir; None: the model is another one."""
         self._is_behind = False
         """Servers have saved a state that is in no model yet."""
+        self._resumes_epochs = False
+        """The next fit is the interrupted one, without the epochs that it had trained."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
@@ -157,10 +162,13 @@ class Estimator:
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
         validation_data: Data | None = None,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> dict[str, list[float]]:
         """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
+
+        After one that failed, it goes on from what the servers of `model_dir` had saved, and trains
+        all of its epochs; behind load_latest_checkpoint(), those that the failed one had left.
 
         Args:
             data: a DataFrame; a path of files in Spark's default format; or a function
@@ -182,29 +190,28 @@ class Estimator:
         """
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
-        if callable(data):
-            if validation_data is not None and not callable(validation_data):
-                raise _unknown("validation_data", f"{_FUNCTION}, as data is one", validation_data)
-            make = self._maker(data, settings.batch_size)
-            held = validation_data and self._maker(validation_data, settings.batch_size)
-            found = fit_made(active_context(), make, self._recipe, settings, held)
-        else:
-            plan = _plan_of(feature_cols, label_cols)
-            frame, validation = _frame(data), None
-            if validation_data is not None:
-                kinds = f"{_ROWS}, as data is one"
-                validation = _frame(validation_data, kinds, "validation_data")
-            found = fit(frame, plan, self._recipe, settings, validation)
+        try:
+            if callable(data):
+                found = self._fit_made(data, validation_data, settings)
+            else:
+                plan = _plan_of(feature_cols, label_cols)
+                found = self._fit_frame(data, validation_data, plan, settings)
+        except BaseException:
+            self._look_behind()
+            raise
         self._recipe = dataclasses.replace(
             self._recipe, content=found.content, model_fn=None, has_trained=True
         )
         self._signature = None
         for name, values in found.history.items():
             self.history.setdefault(name, []).extend(values)
-        self._is_behind = False
+        self._is_behind = self._resumes_epochs = False
         if self._model_dir is not None:
-            self._servers = (self._servers or number) if settings.checkpoint_dir else None
-            model_files.write_fit(self._model_dir, number, found.content, self._servers)
+            servers = (self._servers or number) if settings.checkpoint_dir else None
+            self._servers = model_files.write_fit(
+                self._model_dir, number, found.content, servers, found.updates
+            )
+            self._model = number
         return found.history
 
     def evaluate(
@@ -241,7 +248,7 @@ class Estimator:
         data: DataFrame | str,
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
     ) -> DataFrame:
         """Return the DataFrame with the model's outputs as further columns.
 
@@ -249,10 +256,11 @@ class Estimator:
             data: a DataFrame or a path.
             feature_cols: columns of the features.
             output_cols: a name per output; None: "prediction", or the outputs' own names.
-            batch_size: rows that the model takes at once.
+            batch_size: rows that the model takes at once; None: 1024.
 
         Raises:
-            SettingsError: there is no trained model yet, or columns that do not fit it.
+            SettingsError: there is no trained model yet, columns that do not fit it, or a
+                batch_size below 1.
         """
         frame = _frame(data, _ROWS)
         columns = named("feature_cols", feature_cols)
@@ -268,7 +276,8 @@ class Estimator:
                 "for each, in this order"
             )
         filled = map(OutputColumn, outputs, names)
-        return predicted(frame, predictor_of(signature, columns, filled, batch_size))
+        num_rows = BATCH_SIZE if batch_size is None else batch_size
+        return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:
         """Do nothing: each call has ended its own cluster. Programs of Orca end by it."""
@@ -297,13 +306,15 @@ class Estimator:
         # Another model, perhaps: what is known of the inputs of the one before says nothing of it.
         self._recipe = ModelRecipe(content=model_files.read_model(path), has_trained=True)
         self._signature = None
-        self._servers, self._is_behind = None, False
+        self._servers = self._model = None
+        self._is_behind = self._resumes_epochs = False
 
     def load_latest_checkpoint(self) -> None:
         """Take the newest model of `model_dir`; the next fit goes on from what its servers saved.
 
-        Where a fit was interrupted, only its servers have saved: the next fit goes on from there,
-        and until it has ended there is no model to predict with.
+        Where a fit was interrupted, only its servers have saved: the next fit goes on from there
+        without the epochs that it had trained, so call it with that fit's data and epochs. Until it
+        has ended there is no model to predict with.
 
         Raises:
             SettingsError: there is no model_dir, or nothing in it.
@@ -320,15 +331,15 @@ class Estimator:
             )
         if found.model:
             self.load(model_files.fit_file(self._model_dir, found.model))
-        self._servers = found.servers
-        self._is_behind = found.is_behind
+        self._servers, self._model = found.servers, found.model or None
+        self._is_behind = self._resumes_epochs = found.is_behind
 
     def _of_fit(
         self,
         number: int,
         epochs: int,
         batch_size: int,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[Any] | None,
         class_weight: Mapping[int, float] | None,
     ) -> FitSettings:
         check_batch_size(batch_size)
@@ -340,11 +351,37 @@ class Estimator:
             settings,
             epochs=epochs,
             batch_size=_of_each(batch_size, workers),
-            callbacks=callbacks,
+            callbacks=() if callbacks is None else callbacks,
             class_weight=class_weight,
             checkpoint_dir=directory,
             resume=directory is not None and self._servers is not None,
+            resume_epochs=self._resumes_epochs,
         )
+
+    def _fit_made(self, data: Creator, held: Any, settings: FitSettings) -> FitResult:
+        """Train on what a function makes."""
+        if held is not None and not callable(held):
+            raise _unknown("validation_data", f"{_FUNCTION}, as data is one", held)
+        make = self._maker(data, settings.batch_size)
+        held = held and self._maker(held, settings.batch_size)
+        return fit_made(active_context(), make, self._recipe, settings, held)
+
+    def _fit_frame(
+        self, data: Any, held: Any, plan: ColumnPlan, settings: FitSettings
+    ) -> FitResult:
+        """Train on a DataFrame or a path."""
+        frame, validation = _frame(data), None
+        if held is not None:
+            validation = _frame(held, f"{_ROWS}, as data is one", "validation_data")
+        return fit(frame, plan, self._recipe, settings, validation)
+
+    def _look_behind(self) -> None:
+        """A fit has failed: find whether its servers have saved behind the last model."""
+        if self._model_dir is None or self._servers is None or self._model is None:
+            return
+        with contextlib.suppress(SettingsError, OSError):  # the fit's own error is the one to see
+            found = model_files.state_of(self._model_dir, self._model)
+            self._is_behind = self._is_behind or found.is_behind
 
     def _read(self, frame: Any) -> ModelSignature:
         """Return the signature of the trained model, read once."""

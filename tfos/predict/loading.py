@@ -10,6 +10,7 @@ Threads: one. TensorFlow and Keras are imported in functions only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import itertools
@@ -18,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from tfos.predict.saved_arguments import (
     without_parts,
 )
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+
+if TYPE_CHECKING:
+    from tfos.serving.export_reader import ExportFiles
 
 EXPORT = (
     "call it on a batch of rows and export it as a SavedModel, model.export('directory'), which "
@@ -52,25 +56,34 @@ Call = Callable[[list[Any]], list[Any]]
 class LoadedModel:
     """A model as a function of tensors. It keeps no signature, whose source may have its bytes."""
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    digest: str
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
     call: Call
     """Tensors of the inputs to those of the outputs, both in this order."""
+    is_ordered: bool = True
+    """As of ModelSignature."""
 
 
 _loaded: dict[tuple[str, ...], LoadedModel] = {}
-"""By the identity of the signature, the one that was used last at the end."""
+"""By source and digest, the one that was used last at the end."""
 
 
 def read_signature(source: ModelSource) -> ModelSignature:
-    """Read a model and return its signature; the model is kept for this process's predictions.
+    """Return a model's signature; the model is kept for this process's predictions.
 
     Raises:
         SettingsError: there is no model, or no such signature; the text says what would do.
     """
-    signature, call = _read(source)
-    _keep(signature, _loaded_model(signature, call))
-    return signature
+    model = _read(source)
+    _keep(source, model)
+    return ModelSignature(
+        source=source,
+        digest=model.digest,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        is_ordered=model.is_ordered,
+    )
 
 
 def loaded(signature: ModelSignature) -> LoadedModel:
@@ -79,25 +92,22 @@ def loaded(signature: ModelSignature) -> LoadedModel:
     Raises:
         SettingsError: another model is there now.
     """
-    found = _loaded.pop(_key(signature), None)
-    if found is None:
-        read, call = _read(signature.source)
-        if read.digest != signature.digest:
-            raise SettingsError(
-                f"the model {signature.source} has changed since its names and types were read; "
-                "make the column or transformer again, or write new models to new paths"
-            )
-        found = _loaded_model(read, call)
-    _keep(signature, found)
-    return found
+    source = signature.source
+    model = _loaded.get(_key(source, signature.digest)) or _read(source)
+    _keep(source, model)
+    if model.digest != signature.digest:
+        raise SettingsError(
+            f"the model {source} has changed since its names and types were read; "
+            "make the column or transformer again, or write new models to new paths"
+        )
+    return model
 
 
-def _loaded_model(signature: ModelSignature, call: Call) -> LoadedModel:
-    return LoadedModel(tuple(signature.inputs), tuple(signature.outputs), call)
-
-
-def _keep(signature: ModelSignature, model: LoadedModel) -> None:
-    _loaded[_key(signature)] = model
+def _keep(source: ModelSource, model: LoadedModel) -> None:
+    """Keep a model that was read, or used, last."""
+    key = _key(source, model.digest)
+    _loaded.pop(key, None)
+    _loaded[key] = model
     if len(_loaded) > KEPT:
         while len(_loaded) > KEPT:
             del _loaded[next(iter(_loaded))]
@@ -105,59 +115,66 @@ def _keep(signature: ModelSignature, model: LoadedModel) -> None:
         _leave_to_collector()
 
 
-def _key(signature: ModelSignature) -> tuple[str, ...]:
-    source = signature.source
-    return source.path, source.tags, source.name, source.custom_digest, signature.digest
+def _key(source: ModelSource, digest: str) -> tuple[str, ...]:
+    return source.path, source.tags, source.name, source.custom_digest, digest
 
 
-def _read(source: ModelSource) -> tuple[ModelSignature, Call]:
-    _limit_to_task()
+def _read(source: ModelSource) -> LoadedModel:
+    """Return the model that is there now: the kept one if its files are the same."""
     with contextlib.ExitStack() as files:
-        if source.content:
-            directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
-            file = Path(directory, f"model{_KERAS}")
-            file.write_bytes(source.content)
-            found = _read_keras(source, file)
-        else:
-            found = _read_path(source, files)
+        digest, read = _find(source, files)
+        kept = _loaded.get(_key(source, digest))
+        if kept is not None:
+            return kept
+        _limit_to_task()
+        model = read(digest)
     _leave_to_collector()
-    return found
+    return model
 
 
-def _read_path(source: ModelSource, files: contextlib.ExitStack) -> tuple[ModelSignature, Call]:
+def _find(
+    source: ModelSource, files: contextlib.ExitStack
+) -> tuple[str, Callable[[str], LoadedModel]]:
+    """Return the digest of a model's files, and what reads them; without TensorFlow."""
+    if source.content:
+        directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
+        local = Path(directory, f"model{_KERAS}")
+        local.write_bytes(source.content)
+    else:
+        try:
+            place = parse(source.path)
+            if not source.path.endswith(_KERAS) and _exists(place.child(_MANIFEST)):
+                return _find_export(source)
+            name = "model" + (_KERAS if place.name.endswith(_KERAS) else "")
+            local = files.enter_context(on_disk(place, name))
+        except PathError as error:
+            raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
+        except FileNotFoundError as error:
+            raise _no_model(source, error) from error
     try:
-        place = parse(source.path)
-        if not source.path.endswith(_KERAS) and _exists(place.child(_MANIFEST)):
-            return _read_export(source)
-        name = "model" + (_KERAS if place.name.endswith(_KERAS) else "")
-        local = files.enter_context(on_disk(place, name))
-    except PathError as error:
-        raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
-    except FileNotFoundError as error:
+        if local.is_file():
+            return _file_digest(local).hex(), functools.partial(_read_keras, source, local)
+        return _digest(local), functools.partial(_read_saved_model, source, local)
+    except OSError as error:
         raise _no_model(source, error) from error
-    if local.is_file():
-        return _read_keras(source, local)
-    return _read_saved_model(source, local)
 
 
 def _exists(place: Location) -> bool:
     return filesystem_for(str(place)).exists(str(place))
 
 
-def _read_keras(source: ModelSource, file: Path) -> tuple[ModelSignature, Call]:
+def _read_keras(source: ModelSource, file: Path, digest: str) -> LoadedModel:
     from tfos.keras.export import load_model
 
     try:
         model = load_model(file, custom_objects=source.custom_objects, compile=False)
     except (OSError, ValueError, TypeError) as error:
         raise _no_model(source, error) from error
-    return _of_keras(source, model, hashlib.sha256(file.read_bytes()).hexdigest())
+    return _of_keras(source, model, digest)
 
 
-def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
-    """Read the dense model of an export; its layers find their rows in the export's index."""
-    from tfos import serving
-    from tfos.serving import served_model
+def _find_export(source: ModelSource) -> tuple[str, Callable[[str], LoadedModel]]:
+    """Return the digest of an export, and what reads its model."""
     from tfos.serving.export_reader import ExportFiles
 
     files = ExportFiles(source.path)
@@ -173,6 +190,15 @@ def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
             f"the export {source} holds tables alone, and no model that predicts; write one with "
             'ctx.export(model, path, tables="beside")'
         )
+    return manifest.digest, functools.partial(_read_export, source, files)
+
+
+def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> LoadedModel:
+    """Read the dense model of an export; its layers find their rows in the export's index."""
+    from tfos import serving
+    from tfos.serving import served_model
+
+    manifest = files.manifest
     model = served_model.dense_model(files)
     _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
@@ -182,10 +208,10 @@ def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
             f"{manifest.state}; call again, and write new exports to new paths"
         )
     served_model.bind(model, served)
-    return _of_keras(source, model, manifest.digest)
+    return _of_keras(source, model, digest)
 
 
-def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignature, Call]:
+def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     import keras
     import tensorflow as tf
 
@@ -200,9 +226,8 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> tuple[ModelSignat
 
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
-    signature = ModelSignature(source=source, digest=digest, inputs=inputs, outputs=outputs)
     function.tfos_owner = model  # as below
-    return signature, lambda tensors: function(*tensors)
+    return LoadedModel(digest, inputs, outputs, lambda tensors: function(*tensors))
 
 
 def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
@@ -213,7 +238,7 @@ def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
         )
 
 
-def _read_saved_model(source: ModelSource, directory: Path) -> tuple[ModelSignature, Call]:
+def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> LoadedModel:
     import tensorflow as tf
 
     try:
@@ -238,13 +263,6 @@ def _read_saved_model(source: ModelSource, directory: Path) -> tuple[ModelSignat
         for key in without_parts(keywords, ragged)
     }
     outputs = {key: _info(spec) for key, spec in sorted(function.structured_outputs.items())}
-    signature = ModelSignature(
-        source=source,
-        digest=_digest(directory),
-        inputs=inputs,
-        outputs=outputs,
-        is_ordered=order is not None,
-    )
 
     def call(tensors: list[Any]) -> list[Any]:
         given: dict[str, Any] = {}
@@ -253,7 +271,7 @@ def _read_saved_model(source: ModelSource, directory: Path) -> tuple[ModelSignat
         found: Mapping[str, Any] = function(**given)
         return [found[name] for name in outputs]
 
-    return signature, call
+    return LoadedModel(digest, inputs, outputs, call, is_ordered=order is not None)
 
 
 def _no_model(source: ModelSource, error: Exception) -> SettingsError:
@@ -271,9 +289,13 @@ def _digest(directory: Path) -> str:
     for path in (directory / "saved_model.pb", directory / "variables/variables.index", *assets):
         digest.update(str(path.relative_to(directory)).encode())
         if path.exists():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(_file_digest(path))
     return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def input_infos(model: Any) -> dict[str, TensorInfo]:

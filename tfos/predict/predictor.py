@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from feeding.arrow.spark_vectors import holds_sparse
-from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.columnar.batch import BatchColumn, Ragged, check_batch_size
 from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
@@ -246,7 +246,8 @@ def predictor_of(
         inputs: names of the inputs in the columns' order; None: in the model's own.
 
     Raises:
-        SettingsError: not as many columns as inputs, or their order is unknown.
+        SettingsError: not as many columns as inputs, their order is unknown, or batch_size is no
+            number of rows.
     """
     names = signature.ordered_inputs() if inputs is None else list(inputs)
     return Predictor(
@@ -254,7 +255,7 @@ def predictor_of(
         columns=tuple(columns),
         inputs=_places(signature, names, len(columns)),
         outputs=tuple(outputs),
-        batch_size=batch_size,
+        batch_size=check_batch_size(batch_size),
     )
 
 

@@ -90,6 +90,8 @@ def broadcast(value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TI
 def allreduce(value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
     """Return the sum of what all ranks brought, or another reduction; see RankGroup.allreduce.
 
+    It sums by default, where Horovod averages.
+
     Args:
         value: of the same shapes and dtypes on all ranks, as for `broadcast`.
         op: "sum", "mean" (of floats), "min" or "max".
@@ -100,6 +102,8 @@ def allreduce(value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_
 
 def allgather(value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
     """Return what all ranks brought, in rank order; see RankGroup.allgather.
+
+    A list, where Horovod concatenates: `np.concatenate(allgather(array))`.
 
     Args:
         value: as for `broadcast`; shapes and dtypes may differ.

@@ -41,7 +41,7 @@ def run(
     del use_barrier
     cluster = TFCluster.run(sc, functools.partial(_alone, map_fn), tf_args, num_executors, 0)
     try:
-        cluster.shutdown()
+        cluster.shutdown(timeout=None)
     except BaseException:
         cluster.abort("TFParallel.run failed")
         raise

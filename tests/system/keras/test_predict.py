@@ -61,6 +61,10 @@ def rows(values):
     return pa.RecordBatch.from_arrays([pa.array(values.tolist(), pa.list_(pa.float32()))], ["f"])
 
 
+def key_of(signature):
+    return loading._key(signature.source, signature.digest)
+
+
 @pytest.mark.parametrize("name", ["m.keras", "m"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 4, 100])
 def test_batches_cross_record_batches_and_rows_keep_their_order(tmp_path, name, batch_size):
@@ -84,7 +88,7 @@ def test_every_batch_but_the_last_has_the_same_number_of_rows(tmp_path, monkeypa
         return model.call(tensors)
 
     counting = dataclasses.replace(model, call=counted)
-    monkeypatch.setitem(loading._loaded, loading._key(signature), counting)
+    monkeypatch.setitem(loading._loaded, key_of(signature), counting)
     predicted(signature, rows(np.ones((3, 3))), rows(np.ones((10, 3))), batch_size=4)
     assert sizes == [4, 4, 4, 1]
 
@@ -109,7 +113,7 @@ def test_a_process_keeps_no_bytes_of_a_models_file(tmp_path):
     signature = loading.read_signature(ModelSource(content=content))
     loading._loaded.clear()
     model = loading.loaded(signature)
-    assert loading._loaded[loading._key(signature)] is model
+    assert loading._loaded[key_of(signature)] is model
     del signature
     gc.collect()
     assert sys.getrefcount(content) == held
@@ -120,7 +124,7 @@ def test_a_process_keeps_a_few_models(tmp_path):
         loading.read_signature(ModelSource(path=save(mlp(), tmp_path / f"{n}.keras")))
         for n in range(loading.KEPT + 1)
     ]
-    kept = [loading._key(each) in loading._loaded for each in signatures]
+    kept = [key_of(each) in loading._loaded for each in signatures]
     assert kept == [False] + [True] * loading.KEPT
 
 

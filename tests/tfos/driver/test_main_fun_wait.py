@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from tests.support.cluster_states import running
 from tfos.control import messages
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
-from tfos.failure import NodeId
+from tfos.failure import NodeFailure, NodeId
 from tfos.topology import plan
 
 WORKER = NodeId("worker", 0)
@@ -138,3 +141,31 @@ def test_after_a_feed_the_workers_that_have_not_returned_are_named():
         "ended",
     ]
     assert played.final == []
+
+
+def test_fits_of_data_that_nobody_feeds_end_with_the_last_worker_that_reads_its_feed():
+    """Its main_fun goes on: it has the model."""
+    played: Any = Played(iter([]))
+    played.state = running(plan(2, 0))
+    workers = [NodeId("worker", index) for index in range(2)]
+
+    def ended(worker: NodeId) -> None:
+        feeds = (messages.FeedSnapshot("input", is_drained=True, is_terminated=True),)
+        played.state.on_heartbeat(messages.Heartbeat(worker, 1, "main_fun", feeds=feeds), 1.0)
+
+    played._happens = iter([lambda: None, *(functools.partial(ended, each) for each in workers)])
+    MainFunWait(played, played, is_fed=False).wait_unread("input")
+    assert len(played.shown) == 3
+    assert (played.final, len(played.state.training())) == ([], 2)
+
+
+@pytest.mark.parametrize("end", ["interrupt", "failure"])
+def test_the_wait_for_a_feed_ends_with_the_user_and_with_the_cluster(end):
+    played: Any = Played(iter([]))
+    abandoned: list[str] = []
+    failed = messages.Failed(NodeFailure(WORKER, "h", 7, message="no rows"))
+    happens = {"interrupt": lambda: abandoned.append(end), "failure": lambda: played.tell(failed)}
+    played._happens = iter([happens[end]])
+    wait = MainFunWait(played, played, is_fed=False)
+    wait.wait_unread("input", lambda: bool(abandoned))
+    assert played.shown == ["ended"]

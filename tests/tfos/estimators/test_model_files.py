@@ -11,7 +11,7 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, TableSpec
 from tests.support.saved_tables import SavedTables
 from tfos.errors import SettingsError
-from tfos.estimators import model_files
+from tfos.estimators import model_files, training
 from tfos.estimators.model_files import SavedFit
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitResult, FitSettings
@@ -115,7 +115,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     runs = tmp_path / "runs"
     settings = FitSettings(cluster_size=3)
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
-    estimator.fit(made)
+    estimator.fit(made, callbacks=None)
     estimator.fit(made)
     model_files.write_model(str(tmp_path / "m.keras"), b"loaded")
     estimator.load(str(tmp_path / "m.keras"))
@@ -191,6 +191,83 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     assert (fits[-1][0], fits[-1][1].resume) == (b"model 1", True)
     other.load_latest_checkpoint()
     assert other._trained().content == b"model 2"
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False], ids=["asked for", "not asked for"])
+def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on(
+    tmp_path, fits, monkeypatch, is_asked_for
+):
+    """Its rows are other ones, for all that is known."""
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
+    estimator.fit(made)
+    servers.save(tmp_path / "servers-00001", 40)
+    model_files.write_fit(str(tmp_path), 1, b"model 1", 1)
+
+    def interrupted(*_: object) -> FitResult:
+        servers.save(tmp_path / "servers-00001", 41)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(estimator_module, "fit_made", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(made)
+    with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
+        estimator._trained()
+    if is_asked_for:
+        estimator.load_latest_checkpoint()
+    with pytest.raises(SettingsError, match="data must be a DataFrame"):
+        estimator.fit([1])
+    estimator.fit(made)
+    last = fits[-1][1]
+    assert (Path(last.checkpoint_dir).name, last.resume) == ("servers-00001", True)
+    assert resumes_epochs(last) == is_asked_for
+    assert estimator._trained().content == b"model 2"
+    estimator.fit(made)
+    assert not resumes_epochs(fits[-1][1])
+
+
+def resumes_epochs(settings):
+    """Say whether the cluster of a fit leaves out epochs that one before it had trained."""
+    checkpoints = training._config(settings).checkpoints
+    assert checkpoints is not None
+    return checkpoints.resumes_epochs
+
+
+def test_a_fit_that_ends_before_its_servers_saved_again_keeps_its_model(tmp_path, fits):
+    """Nothing was trained behind it."""
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator.fit(made)
+    saved(tmp_path / "servers-00001")
+    model_files.write_fit(str(tmp_path), 1, b"model 1", 1, 40)
+    with pytest.raises(SettingsError, match="data must be a DataFrame"):
+        estimator.fit([1])
+    assert estimator._trained().content == b"model 1"
+
+
+@pytest.mark.parametrize("step", [39, None])
+def test_servers_without_a_last_save_are_left_for_the_model(tmp_path, fits, monkeypatch, step):
+    """They would go back behind it."""
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+
+    def trained(*_: object) -> FitResult:
+        if step:
+            saved(tmp_path / "servers-00001", step)
+        return FitResult(b"model 1", {}, updates=40)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(estimator_module, "fit_made", trained)
+        estimator.fit(made)
+    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    other.load_latest_checkpoint()
+    for each, number in ((estimator, 2), (other, 3)):
+        each.fit(made)
+        content, asked = fits[-1]
+        assert (content, asked.resume) == (b"model 1", False)
+        assert Path(asked.checkpoint_dir).name == f"servers-{number:05d}"
 
 
 def test_a_record_of_an_older_version_knows_no_step(tmp_path):

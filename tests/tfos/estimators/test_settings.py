@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -15,6 +16,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
 from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
+from tfos.cluster import TFCluster
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
@@ -341,6 +343,67 @@ def test_the_failure_of_a_worker_is_why_its_model_was_not_fetched():
     sc: Any = SimpleNamespace(parallelize=lambda *_: None)
     with pytest.raises(NodeFailedError):
         training._content(sc, cluster, 1)
+
+
+class Played:
+    """A cluster of one fit that notes what is asked of it, and the report of its end."""
+
+    def __init__(self):
+        self.asked = []
+        self._feed_service = SimpleNamespace(wait_unread=lambda feed: self.note("wait", feed))
+
+    def note(self, *call):
+        self.asked.append(call)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.note("end")
+
+    def start(self, program):
+        pass
+
+    def train(self, *_, **__):
+        self.note("train")
+
+    def shutdown(self, timeout=259_200.0):
+        self.note("shutdown", timeout)
+
+    def results(self):
+        return [{"loss": 0.5}]
+
+    def history(self):
+        return SimpleNamespace(metrics=())
+
+    def status(self):
+        servers = [SimpleNamespace(clock=clock) for clock in (40, 41)]
+        return SimpleNamespace(nodes=[SimpleNamespace(server=each) for each in (None, *servers)])
+
+
+@pytest.fixture
+def played(monkeypatch):
+    made = Played()
+    monkeypatch.setattr(TFCluster, "reserve", lambda *_, **__: made)
+    monkeypatch.setattr(training, "slots_for", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(training, "_content", lambda *_: made.note("ask") or b"trained")
+    monkeypatch.setattr(training, "max_result_bytes", lambda _: 0)
+    return made
+
+
+@pytest.mark.parametrize(("rows", "how"), [(None, ("wait", "input")), ([1], ("train",))])
+def test_the_model_is_asked_for_once_the_fits_have_ended(played, rows, how):
+    """A task that waits for it has a limit, and workers that read their own data have none."""
+    program: Any = None
+    found = training._trained(None, program, FitSettings(cluster_size=3, num_ps=2), rows)
+    assert played.asked == [how, ("ask",), ("end",)]
+    assert (found.content, found.updates) == (b"trained", 41)
+
+
+def test_an_evaluation_has_no_limit(played):
+    program: Any = None
+    assert training._evaluated(None, program, None, verbose=False) == {"loss": 0.5}
+    assert played.asked == [("shutdown", None), ("end",)]
 
 
 def test_a_stream_is_no_data_of_a_fit():

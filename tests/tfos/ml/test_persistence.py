@@ -6,8 +6,10 @@ from dataclasses import asdict
 
 import pytest
 
+from tests.support.named_models import compiled
 from tfos.errors import SettingsError
-from tfos.ml.persistence import recipe_from
+from tfos.ml import KerasEstimator
+from tfos.ml.persistence import EstimatorWriter, recipe_from
 from tfos.predict.signature import TensorInfo
 
 X = TensorInfo("float32", (2, None))
@@ -37,3 +39,9 @@ def test_of_the_format_without_a_number_the_inputs_are_unknown(inputs):
 def test_a_format_of_a_newer_version_is_refused():
     with pytest.raises(SettingsError, match=r"at was saved in format 3 .* reads up to 2: load it"):
         recipe_from(saved(format=3), b"", "at")
+
+
+def test_no_callbacks_are_none_as_of_keras_fit():
+    estimator = KerasEstimator(model_fn=compiled, callbacks=None)
+    estimator._settings().check()
+    assert EstimatorWriter(estimator)._extra["callbacks"] == ""

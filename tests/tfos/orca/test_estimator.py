@@ -17,7 +17,8 @@ from tfos.orca import Estimator
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 COMPILED = keras_file({"loss": "mse"})
-ONE_INPUT = ModelRecipe(content=COMPILED, inputs={"x": TensorInfo("float32", (1,))}, outputs=("y",))
+FLOATS = TensorInfo("float32", (1,))
+ONE_INPUT = ModelRecipe(content=COMPILED, inputs={"x": FLOATS}, outputs=("y",))
 
 
 def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
@@ -42,6 +43,22 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypat
     frame = frame_of(x=DoubleType(), y=DoubleType())
     with pytest.raises(SettingsError, match=r"column x: double: the model takes ids of int64"):
         estimator.evaluate(frame, feature_cols="x", label_cols="y")
+
+
+def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(monkeypatch):
+    taken: list[Any] = []
+    signature = ModelSignature(
+        source=ModelSource(content=b"m"), digest="d", inputs=ONE_INPUT.inputs, outputs={"y": FLOATS}
+    )
+    monkeypatch.setattr("tfos.orca.estimator.read_signature", lambda *_: signature)
+    monkeypatch.setattr("tfos.orca.estimator.predicted", lambda _, made: taken.append(made))
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType())
+    for batch_size in (None, 9):
+        estimator.predict(frame, "x", batch_size=batch_size)
+    assert [each.batch_size for each in taken] == [1024, 9]
+    with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got -1"):
+        estimator.predict(frame, "x", batch_size=-1)
 
 
 @pytest.mark.parametrize(

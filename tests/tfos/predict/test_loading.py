@@ -1,4 +1,4 @@
-"""What TensorFlow finds of a host when a Spark task loads a model: the task's cores and GPUs."""
+"""Models in a Python worker: how often they are read, and what TensorFlow finds of the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 
+from tfos.errors import SettingsError
 from tfos.predict import loading
+from tfos.predict.signature import ModelSource, TensorInfo
 
 NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH")
 
@@ -61,3 +63,44 @@ def test_a_program_that_is_no_task_keeps_its_environment(monkeypatch):
     before = dict(os.environ)
     loading._limit_to_task()
     assert dict(os.environ) == before
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Models that are read, without TensorFlow: the one call of each."""
+    calls: list[loading.Call] = []
+
+    def read(source: Any, file: Any, digest: str) -> loading.LoadedModel:
+        calls.append(lambda tensors: tensors)
+        return loading.LoadedModel(digest, {"x": TensorInfo("float32", ())}, {}, calls[-1])
+
+    monkeypatch.setattr(loading, "_read_keras", read)
+    monkeypatch.setattr(loading, "_limit_to_task", lambda: None)
+    monkeypatch.setattr(loading, "_loaded", {})
+    return calls
+
+
+def test_a_model_whose_file_is_the_same_is_not_read_again(tmp_path, made):
+    """Each one that is read stays in the memory of Spark's Python worker until others come."""
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"first")
+    sources = [ModelSource(path=str(path)), ModelSource(content=b"first")]
+    signatures = [loading.read_signature(each) for each in sources]
+    assert [loading.read_signature(each) for each in sources] == signatures
+    assert len(made) == 2
+    path.write_bytes(b"second")
+    second = loading.read_signature(sources[0])
+    assert second.digest != signatures[0].digest
+    assert [loading.loaded(each).call for each in (*signatures, second)] == made
+
+
+def test_retries_after_a_model_has_changed_do_not_read_it_again(tmp_path, made):
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"first")
+    signature = loading.read_signature(ModelSource(path=str(path)))
+    loading._loaded.clear()
+    path.write_bytes(b"second")
+    for _ in range(4):
+        with pytest.raises(SettingsError, match=r"m\.keras has changed since its names"):
+            loading.loaded(signature)
+    assert len(made) == 2

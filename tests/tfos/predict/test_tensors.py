@@ -194,11 +194,18 @@ def wide(monkeypatch, width, batch_size):
         calls.append(len(tensors[0]))
         return [Answer(len(tensors[0]), width)]
 
-    model = LoadedModel(("x",), ("y",), call)
+    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call)
     monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
     monkeypatch.setattr(predictor_module, "_tensor", lambda column: column)
     made = predictor_of(signature, ["x"], [OutputColumn("y", "y")], batch_size)
     return made, calls
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, None])
+def test_a_batch_of_no_rows_is_refused_at_the_driver(monkeypatch, batch_size):
+    """It was taken for ever in each task, or an IndexError there."""
+    with pytest.raises(SettingsError, match=f"batch_size must be an int >= 1, got {batch_size}"):
+        wide(monkeypatch, 1, batch_size)
 
 
 def test_large_answers_do_not_wait_for_the_other_rows_of_their_batch(monkeypatch):
@@ -241,7 +248,7 @@ def test_sparse_vectors_become_dense_one_batch_of_the_model_at_a_time(monkeypatc
         return [Answer(len(tensors[0]), 1)]
 
     monkeypatch.setattr(encoder, "spread", noted)
-    model = LoadedModel(("x",), ("y",), call)
+    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call)
     monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
     predictor = dataclasses.replace(predictor, signature=signature)
     rows = [

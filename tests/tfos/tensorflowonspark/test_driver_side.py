@@ -194,7 +194,8 @@ class Parallel:
         self.main_fun, self.args = main_fun, (args, num_executors, num_ps)
         return self
 
-    def shutdown(self):
+    def shutdown(self, timeout=259_200.0):
+        self.timeout_s = timeout
         if self.error is not None:
             raise self.error
 
@@ -207,7 +208,7 @@ def test_parallel_runs_are_a_cluster_without_servers_and_without_tf_config(monke
     monkeypatch.setattr(TFParallel, "TFCluster", cluster)
     monkeypatch.setenv("TF_CONFIG", "{}")
     TFParallel.run(None, lambda args, ctx: (args, ctx, os.environ.get("TF_CONFIG")), ["x"], 4)
-    assert cluster.args == (["x"], 4, 0)
+    assert (cluster.args, cluster.timeout_s) == ((["x"], 4, 0), None)
     assert cluster.main_fun("args", "ctx") == ("args", "ctx", None)
 
 
