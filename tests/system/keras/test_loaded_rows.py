@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pathlib
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
-from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
+from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
 from tfos.keras.fit.distribute import distribute
@@ -79,6 +80,34 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
         assert table_of(cluster) == rows
         for one, other in zip(loaded.get_weights(), expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def two_heads(shared: keras.layers.Layer) -> list[keras.Model]:
+    ids = keras.Input((3,), dtype="int64")
+    vectors = keras.layers.Flatten()(shared(ids))
+    outs = [keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(vectors) for _ in "ab"]
+    return [compiled(keras.Model(ids, out)) for out in outs]
+
+
+def fit_here(model: keras.Model) -> list[float]:
+    return model.fit(X, Y, batch_size=16, shuffle=False, epochs=2, verbose=0).history["loss"]
+
+
+def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_keras():
+    plain = two_heads(keras.layers.Embedding(40, DIM, keras.initializers.Constant(0.1)))
+    models = two_heads(Embedding(DIM, initializer=keras.initializers.Constant(0.1)))
+    for ours, theirs in zip(models, plain, strict=True):
+        np.testing.assert_allclose(fit_here(ours), fit_here(theirs), rtol=1e-5)
+    for ours, theirs in zip(models, plain, strict=True):
+        np.testing.assert_allclose(
+            ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
+        )
+    with pytest.raises(UnsupportedModel, match=r"'embedding.*' was trained by another model since"):
+        fit_here(models[0])
+    anew = [compiled(keras.Model(each[0].inputs, each[0].outputs)) for each in (models, plain)]
+    del models
+    gc.collect()  # the rows are still where the second one has trained them
+    np.testing.assert_allclose(fit_here(anew[0]), fit_here(anew[1]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
