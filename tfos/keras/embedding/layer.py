@@ -7,7 +7,8 @@ Threads: as every Keras layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -375,6 +376,22 @@ def takes_ids(model: Any) -> tuple[bool, ...]:
     return cast_ids.takes_ids(model, Embedding)
 
 
+def _with_rows(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' save to HDF5, which asks no layer what it saves, for models without tables."""
+
+    @functools.wraps(save)
+    def save_model_to_hdf5(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_tables(model):
+            tables = sorted({layer.table for layer in embeddings_in(model)})
+            raise UnsupportedModel(
+                f"{filepath} would lack the rows of the model's tables {tables}, which HDF5 files "
+                "do not hold; save the model to a file whose name ends in .keras"
+            )
+        return save(model, filepath, *args, **kwargs)
+
+    return save_model_to_hdf5
+
+
 keras.Model.make_test_function = keras_loops.making(
     keras.Model.make_test_function, "test_function", has_tables
 )
@@ -382,6 +399,8 @@ keras.Model.make_predict_function = keras_loops.making(
     keras.Model.make_predict_function, "predict_function", has_tables
 )
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
+_hdf5 = keras.src.legacy.saving.legacy_h5_format
+_hdf5.save_model_to_hdf5 = _with_rows(_hdf5.save_model_to_hdf5)
 _Archive = type(keras.export.ExportArchive())  # that of the backend
 _Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)
