@@ -458,6 +458,22 @@ def test_eager_steps_look_rows_up_inside():
         assert cluster.servers[0].stats().tables[0].rows == len(np.unique(x))
 
 
+@pytest.mark.parametrize("pad_id", [0, -1])
+def test_padding_trains_nothing_wherever_rows_are_looked_up(pad_id):
+    x, y = data(4 * BATCH)
+    x[:, 2] = x[BATCH : 2 * BATCH] = pad_id
+    predicted = []
+    for eagerly in (False, True):
+        embedding = Embedding(DIM, table="user", pad_id=pad_id)
+        optimizer = keras.optimizers.SGD(0.5, clipnorm=0.01)
+        model = make_model(embedding, optimizer, run_eagerly=eagerly)
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        ids, _ = embedding.source.dump("user", 1 << 20)
+        assert [*ids] == [*np.setdiff1d(x, pad_id)]
+        predicted.append(model.predict(x, verbose=0))
+    np.testing.assert_allclose(predicted[0], predicted[1], rtol=1e-4)
+
+
 def test_a_frozen_layer_only_looks_up():
     x, y = data(128)
     with serving() as cluster:

@@ -466,6 +466,7 @@ def test_rows_of_another_width_in_a_file_are_refused_by_both_widths():
         Embedding(DIM).load_own_variables(store)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' save
 @pytest.mark.parametrize("save", [keras.Model.save, keras.saving.save_model])
 def test_a_file_that_would_lack_the_rows_is_refused(save, tmp_path):
     ids = keras.Input((), dtype="int64")

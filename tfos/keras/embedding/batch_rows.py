@@ -116,22 +116,25 @@ class RowPlanner:
         return self._with_memory(calls, routed, positions)
 
     def sums(
-        self, batch: BatchRows, gradients: Sequence[tuple[str, RowGradient]]
+        self, batch: BatchRows, gradients: Sequence[tuple[Any, RowGradient]]
     ) -> dict[str, tuple[RoutedIds, Array]]:
         """Return by table its distinct keys and their summed gradients [distinct, dim].
 
         Args:
             batch: whose step gave the gradients.
-            gradients: table and gradient of each layer; several of one table are added.
+            gradients: layer and gradient; several of one table are added.
         """
         from ps.tables import kernels
 
         inside = {call.layer.table for call in batch.calls if not call.is_ahead}
         found: dict[str, tuple[RoutedIds, Array]] = {}
         looked_up: dict[str, list[tuple[Array, Array]]] = {}
-        for name, (values, indices) in gradients:
+        for layer, (values, indices) in gradients:
+            name = layer.table
             given, places = np.asarray(memoryview(values)), np.asarray(memoryview(indices))
             if name in inside:
+                if (mask := _is_id(places, layer.pad_key)) is not None:
+                    given, places = given[mask], places[mask]
                 looked_up.setdefault(name, []).append((given, places))
                 continue
             if name not in batch.routed:

@@ -160,8 +160,8 @@ class TableTraining:
         """Return the sums of a step's gradients by distinct key. Arguments as of gradients."""
         if self._planner is None:
             return {}
-        named = zip(self._step.trained_tables, output.row_gradients, strict=True)
-        return self._planner.sums(rows, list(named))
+        of_layers = zip(self._step.trained_layers, output.row_gradients, strict=True)
+        return self._planner.sums(rows, list(of_layers))
 
     def drop(self, rows: BatchRows | None) -> None:
         """Give up the rows of a batch whose gradients will not be pushed."""

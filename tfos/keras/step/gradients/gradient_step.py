@@ -50,7 +50,7 @@ class StepOutput:
     scalars: Any
     """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
     row_gradients: Sequence[RowGradient] = ()
-    """Of each trained Embedding, in the order of `GradientStep.trained_tables`."""
+    """Of each trained Embedding, in the order of `GradientStep.trained_layers`."""
 
 
 class GradientStep:
@@ -62,6 +62,9 @@ class GradientStep:
         clips_here: whether the worker clips gradients before they are pushed.
         skips: whether a step whose gradient is not finite is left out, of the metrics as well. The
             statistics of layers skip it, too, also where it is skipped to search a loss scale.
+
+    Attributes:
+        trained_layers: the Embeddings whose rows are trained.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class GradientStep:
         self._accumulator: Accumulator | None = None
         if optimizers.batches_per_update(model.optimizer) > 1:
             self._accumulator = Accumulator(model.optimizer, variables.trained)
-        self._trained_layers = variables.trained_embeddings
+        self.trained_layers = variables.trained_embeddings
         self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
         self._traces = Traces(lambda *kind: CompiledCall(compiled.get_concrete_function(*kind)))
@@ -95,11 +98,6 @@ class GradientStep:
     def accumulates(self) -> bool:
         """Whether a push needs several batches."""
         return self._accumulator is not None
-
-    @property
-    def trained_tables(self) -> list[str]:
-        """The table of each Embedding whose rows are trained."""
-        return [layer.table for layer in self._trained_layers]
 
     def ids_ahead(self, data: Any) -> IdsAhead:
         """Return the ids that this kind of batch asks for."""
@@ -202,7 +200,7 @@ class GradientStep:
         """Return the pairs without those of anchors, and each trained layer's row gradient."""
         import tensorflow as tf
 
-        called = [layer for layer in self._trained_layers if layer.anchor is not None]
+        called = [layer for layer in self.trained_layers if layer.anchor is not None]
         anchors = {id(layer.anchor): layer for layer in called}
         anchors |= {id(layer.anchor.value): layer for layer in called}
         of_layer: dict[int, Any] = {}
@@ -215,7 +213,7 @@ class GradientStep:
             else:
                 dense.append((gradient, target))
         found = []
-        for layer in self._trained_layers:
+        for layer in self.trained_layers:
             gradient = of_layer.get(id(layer))
             if isinstance(gradient, tf.IndexedSlices):
                 found.append((gradient.values, gradient.indices))
@@ -241,7 +239,7 @@ class GradientStep:
             if gradient is not None:
                 found[id(variable)] = self._dense(gradient, variable)
         self._missing.check([v for v in self._variables.trained if id(v) not in found])
-        if not found and not self._trained_layers:
+        if not found and not self.trained_layers:
             raise ValueError("No gradients provided for any variable.")
         return found
 
