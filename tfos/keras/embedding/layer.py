@@ -79,7 +79,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         admission: which unknown ids get a row (`ps.Admission`); None: all.
         id_kind: "uint64" where ids above 2^63 - 1 occur.
         max_id: largest id; None: the largest of `id_kind`.
-        trainable: False only looks up.
+        trainable: False only looks up; training, too, gives `unseen` for an id without a row then.
         **kwargs: `name` and `dtype`, as of every layer.
 
     Raises:
@@ -342,7 +342,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         if flow is not None and training is not False:  # a train_step may call self(x)
             rows, indices = flow.rows(self, keys.flat)
         else:
-            rows, indices = looked_up(self, keys.flat, training=bool(training)), None
+            rows, indices = (
+                looked_up(self, keys.flat, training=bool(training and self.trainable)),
+                None,
+            )
         rows.set_shape([None, self.dim])
         return row_flow.anchored(rows, indices, self.anchor) if self.trainable else rows
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.batch_rows import frozen_tables
 from tfos.keras.embedding.ids_ahead import LayerCall
 from tfos.keras.embedding.sources import looked_up
 
@@ -25,11 +26,12 @@ class InsideRows:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
+        self._frozen = frozen_tables(layers)
 
     def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
         """Return the rows of a call; see RowFlow."""
         check_part(layer, self._layers)
-        return looked_up(layer, keys, training=True), keys
+        return looked_up(layer, keys, training=layer.table not in self._frozen), keys
 
 
 class GivenRows:
@@ -49,6 +51,7 @@ class GivenRows:
         calls: Sequence[LayerCall],
         layers: Sequence[Any],
     ) -> None:
+        self._inside = InsideRows(layers)
         self._layers = layers
         self._rows = rows
         self._positions = iter(positions)
@@ -66,7 +69,7 @@ class GivenRows:
                 "were recorded; let it make the same calls in the same order each time it is traced"
             )
         if not call.is_ahead:
-            return looked_up(layer, keys, training=True), keys
+            return self._inside.rows(layer, keys)
         positions = next(self._positions)
         return tf.gather(self._rows[layer.table], positions), positions
 
