@@ -722,6 +722,34 @@ def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
         model.fit(x, y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_call_with_training_false_trains_as_in_keras_and_another_model_may_be_asked(eagerly):
+    teacher = Embedding(DIM, table="teacher", unseen=0.5, trainable=False)
+
+    class Tuned(keras.Model):  # type: ignore[misc]  # Keras has no types
+        def __init__(self, training):
+            super().__init__()
+            self.base = Embedding(DIM, table="user")
+            self.out = keras.layers.Dense(1)
+            self.how = training
+
+        def call(self, x):
+            rows = self.base(x, training=self.how) + teacher(x, training=False)
+            return self.out(keras.ops.sum(rows, 1))
+
+    x, y = data(4 * BATCH)
+    losses = []
+    for training in (None, False):
+        keras.utils.set_random_seed(7)
+        model = Tuned(training)
+        model.compile("adagrad", "mse", jit_compile=False, run_eagerly=eagerly)
+        found = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        losses.append(found.history["loss"])
+        assert model._tfos_trainer.client.manifest.tables[0].name == "user"
+    assert losses[0] == losses[1]
+    assert losses[0][1] < losses[0][0]
+
+
 def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_last():
     x, y = data(64)
     with serving() as cluster:

@@ -338,8 +338,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         if isinstance(self.source, GraphRows):
             return self.source.looked_up(keys.flat, self.pad_key)
-        flow = row_flow.current()
-        if flow is not None and training is not False:  # a train_step may call self(x)
+        if (flow := row_flow.flow_for(self, training)) is not None:
             rows, indices = flow.rows(self, keys.flat)
         else:
             rows, indices = (

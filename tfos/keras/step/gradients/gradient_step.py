@@ -25,7 +25,7 @@ from tfos.keras.step.gradients.interception import Captured, intercepted
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.own_writes import OwnWrites
-from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows, check_part
+from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
 from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
@@ -127,9 +127,8 @@ class GradientStep:
     def _record(self, data: Any) -> IdsAhead:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
-        ids = record(self._own_step, data, self._variables.trained)
-        for call in ids.calls:
-            check_part(call.layer, self._variables.embeddings)
+        layers = self._variables.embeddings
+        ids = record(self._own_step, data, self._variables.trained, layers)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
@@ -160,7 +159,7 @@ class GradientStep:
             if self._model.run_eagerly
             else GivenRows(rows, positions, self._calls, layers)
         )
-        with row_flow.flowing(flow):
+        with row_flow.flowing(flow, layers):
             logs, captured = self._own_step(data)
         pairs, row_gradients = self._split(captured.pairs())
         gradients = self._gradients(pairs)
