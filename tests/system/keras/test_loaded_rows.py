@@ -408,3 +408,19 @@ def test_layers_of_a_plain_model_are_named_where_they_do_not_fit():
     plain.get_layer("ids").output_mode = "multi_hot"
     with pytest.raises(SettingsError, match="output_mode='multi_hot', which numbers no rows"):
         list(rows_of(plain, "small", "ids"))
+
+
+def test_rows_of_a_plain_model_are_the_vectors_that_it_gives():
+    def ones() -> keras.Model:
+        layer = keras.layers.Embedding(2, DIM, "ones", name="small")
+        return keras.Sequential([keras.Input((), dtype="int64"), layer])
+
+    tuned, quantized = ones(), ones()
+    layer = tuned.get_layer("small")
+    layer.enable_lora(1, a_initializer="ones", b_initializer="ones")
+    ((_, rows),) = rows_of(tuned, "small")
+    np.testing.assert_array_equal(rows, tuned.predict(np.arange(2), verbose=0))
+    assert (rows > 1).all()
+    quantized.get_layer("small").quantize("int8")
+    with pytest.raises(SettingsError, match=r"'small' is quantized \(int8\).*before quantize"):
+        list(rows_of(quantized, "small"))
