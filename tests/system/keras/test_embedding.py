@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -666,6 +667,16 @@ def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tm
         delta = export_with_tables(model, tmp_path / "delta", context, tables="beside", since=whole)
         served.refresh(delta)
         np.testing.assert_array_equal(served.predict(x), model.predict_on_batch(x))
+        served.model.save(tmp_path / "served.keras")
+        again = keras.models.load_model(tmp_path / "served.keras")
+        np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
+        tuned = copy.deepcopy(served.model)
+        tuned.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        few = x[:BATCH]
+        tuned.fit(few, few[:, :1] % 2, verbose=0)  # begins with the served rows
+        np.testing.assert_array_equal(tuned.predict_on_batch(few), model.predict_on_batch(few))
+        with pytest.raises(UnsupportedModel, match=r"bytes of rows or more, .* is 100;"):
+            served.dump("user", 100)
 
 
 def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):

@@ -289,15 +289,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         """Take the rows of a file: to look them up, and for the table of a training to begin with.
 
         Raises:
-            UnsupportedModel: the table is on servers.
+            UnsupportedModel: the table is on servers, or an export's that is served.
         """
         if "keys" not in store:
             return
         if not (self.source is NO_ROWS or isinstance(self.source, LoadedRows)):
             raise UnsupportedModel(
-                f"the rows of layer {self.name!r} are on parameter servers, and load_weights does "
-                "not replace them; load the file before the model is distributed or trained, and "
-                "its rows begin the table, or resume from a checkpoint: reserve(checkpoints=…)"
+                f"the rows of layer {self.name!r} are on parameter servers, or in a served export, "
+                "and load_weights does not replace them; load the file before the model is "
+                "distributed or trained, and its rows begin the table, or resume from a "
+                "checkpoint: reserve(checkpoints=…)"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
         if rows.shape[1:] != (self.dim,):
