@@ -10,12 +10,15 @@ Threads: any; immutable.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ps.errors import ShapeError
 from ps.sorted_rows import search
+from ps.sorted_rows.merge import merged
+from ps.sorted_rows.order import SortedBatch
 from ps.string_ids.ids import ids_of
 from ps.tables.ids import as_bits, from_bits
 from tfos.errors import ExportError
@@ -102,6 +105,17 @@ class RowIndex:
             ids: [n] int64; of a table of uint64 ids their bits.
         """
         return self.lookup(table, from_bits(self.table(table), ids))
+
+    def batches(self, name: str) -> Iterator[SortedBatch]:
+        """Return all rows of a table, without those that a delta has removed.
+
+        Args:
+            name: of the table.
+        """
+        base = self.base.tables[name].batches()
+        if self.overlay is None:
+            return base
+        return merged(base, self.overlay.tables[name].batches(), keeps_removed=False)
 
     def num_rows(self, name: str) -> int:
         """Return the rows of a table; with an overlay at most so many.

@@ -156,6 +156,32 @@ class ServedModel:
         """
         return self._index.rows(table, keys)
 
+    def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
+        """Return all rows, for a file or a copy of the model; see RowSource.
+
+        Args:
+            table: its name.
+            limit_bytes: of the rows.
+
+        Returns:
+            [n] int64, ascending, and [n, dim] of the table's dtype.
+
+        Raises:
+            UnsupportedModel: they are more.
+        """
+        from tfos.keras.embedding.sources import check_size  # Keras is there once a model is
+
+        spec, num_bytes = self._index.table(table), 0
+        keys, rows = [np.empty(0, np.int64)], [np.empty((0, spec.dim), spec.dtype)]
+        for batch in self._index.batches(table):
+            num_bytes += batch.rows.nbytes
+            check_size(table, num_bytes, limit_bytes)
+            keys.append(batch.ids)
+            rows.append(batch.rows)
+        found = np.concatenate(keys)
+        order = np.argsort(found)
+        return found[order], np.concatenate(rows)[order]
+
     @property
     def model(self) -> Any:
         """The dense Keras model, loaded at first use; its layers find their rows here.

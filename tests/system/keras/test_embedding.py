@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -458,15 +459,36 @@ def test_eager_steps_look_rows_up_inside():
         assert cluster.servers[0].stats().tables[0].rows == len(np.unique(x))
 
 
-def test_a_frozen_layer_only_looks_up():
+@pytest.mark.parametrize("pad_id", [0, -1])
+def test_padding_trains_nothing_wherever_rows_are_looked_up(pad_id):
+    x, y = data(4 * BATCH)
+    x[:, 2] = x[BATCH : 2 * BATCH] = pad_id
+    predicted = []
+    for eagerly in (False, True):
+        embedding = Embedding(DIM, table="user", pad_id=pad_id)
+        optimizer = keras.optimizers.SGD(0.5, clipnorm=0.01)
+        model = make_model(embedding, optimizer, run_eagerly=eagerly)
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        rows = embedding.source.dump("user", 1 << 20)
+        assert rows is not None
+        assert [*rows[0]] == [*np.setdiff1d(x, pad_id)]
+        predicted.append(model.predict(x, verbose=0))
+    np.testing.assert_allclose(predicted[0], predicted[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["async", "hybrid"])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_frozen_layer_only_looks_up_and_a_step_sees_what_predict_sees(eagerly, mode):
     x, y = data(128)
     with serving() as cluster:
-        model = make_model(
-            Embedding(DIM, table="user", trainable=False, unseen=0.5), keras.optimizers.SGD(0.1)
-        )
-        distribute(model, cluster.contexts[0])
-        model.fit(x, y, batch_size=BATCH, verbose=0)
-        assert cluster.servers[0].stats().tables[0].rows == 0
+        frozen = Embedding(DIM, table="user", trainable=False, unseen=0.5)
+        frozen.bind(LoadedRows(np.arange(9), np.ones((9, DIM), "float32"), frozen.settings))
+        model = make_model(frozen, keras.optimizers.SGD(0.0), run_eagerly=eagerly)
+        expected = model.evaluate(x, y, verbose=0)
+        distribute(model, cluster.contexts[0], consistency=mode)
+        found = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history["loss"]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert cluster.servers[0].stats().tables[0].rows == 9
 
 
 def test_two_layers_of_one_table_share_rows_and_settings():
@@ -645,6 +667,16 @@ def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tm
         delta = export_with_tables(model, tmp_path / "delta", context, tables="beside", since=whole)
         served.refresh(delta)
         np.testing.assert_array_equal(served.predict(x), model.predict_on_batch(x))
+        served.model.save(tmp_path / "served.keras")
+        again = keras.models.load_model(tmp_path / "served.keras")
+        np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
+        tuned = copy.deepcopy(served.model)
+        tuned.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        few = x[:BATCH]
+        tuned.fit(few, few[:, :1] % 2, verbose=0)  # begins with the served rows
+        np.testing.assert_array_equal(tuned.predict_on_batch(few), model.predict_on_batch(few))
+        with pytest.raises(UnsupportedModel, match=r"bytes of rows or more, .* is 100;"):
+            served.dump("user", 100)
 
 
 def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
@@ -699,6 +731,34 @@ def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
     model = make_model(own, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
     with pytest.raises(UnsupportedModel, match="Keras finds no layer inside of a Lambda"):
         model.fit(x, y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_call_with_training_false_trains_as_in_keras_and_another_model_may_be_asked(eagerly):
+    teacher = Embedding(DIM, table="teacher", unseen=0.5, trainable=False)
+
+    class Tuned(keras.Model):  # type: ignore[misc]  # Keras has no types
+        def __init__(self, training):
+            super().__init__()
+            self.base = Embedding(DIM, table="user")
+            self.out = keras.layers.Dense(1)
+            self.how = training
+
+        def call(self, x):
+            rows = self.base(x, training=self.how) + teacher(x, training=False)
+            return self.out(keras.ops.sum(rows, 1))
+
+    x, y = data(4 * BATCH)
+    losses = []
+    for training in (None, False):
+        keras.utils.set_random_seed(7)
+        model = Tuned(training)
+        model.compile("adagrad", "mse", jit_compile=False, run_eagerly=eagerly)
+        found = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        losses.append(found.history["loss"])
+        assert model._tfos_trainer.client.manifest.tables[0].name == "user"
+    assert losses[0] == losses[1]
+    assert losses[0][1] < losses[0][0]
 
 
 def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_last():

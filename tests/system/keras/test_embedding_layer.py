@@ -466,6 +466,16 @@ def test_rows_of_another_width_in_a_file_are_refused_by_both_widths():
         Embedding(DIM).load_own_variables(store)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' save
+@pytest.mark.parametrize("save", [keras.Model.save, keras.saving.save_model])
+def test_a_file_that_would_lack_the_rows_is_refused(save, tmp_path):
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, Embedding(DIM, table="user")(ids))
+    with pytest.raises(UnsupportedModel, match=r"m\.h5 would lack the rows .*\['user'\].*\.keras"):
+        save(model, tmp_path / "m.h5")
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_of_a_file_take_the_ids_of_their_table_alone():
     layer = Embedding(DIM, name="user", max_id=9)
     layer.load_own_variables({"keys": np.arange(2), "rows": np.ones((2, DIM), "float32")})

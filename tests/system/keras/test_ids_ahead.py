@@ -17,15 +17,17 @@ class Layer:
 
 
 def recorded(make_keys, data):
+    layer = Layer()
+
     def step(given):
-        flow = row_flow.current()
+        flow = row_flow.flow_for(layer, None)
         assert flow is not None
-        flow.rows(Layer(), make_keys(given))
+        flow.rows(layer, make_keys(given))
 
     packed = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data
     )
-    return ids_ahead.record(step, packed, []).keys(data)[0]
+    return ids_ahead.record(step, packed, [], [layer]).keys(data)[0]
 
 
 def flat(keys):

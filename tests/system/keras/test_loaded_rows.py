@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pathlib
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
-from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError
+from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
 from tfos.keras.fit.distribute import distribute
@@ -79,6 +80,34 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
         assert table_of(cluster) == rows
         for one, other in zip(loaded.get_weights(), expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def two_heads(shared: keras.layers.Layer) -> list[keras.Model]:
+    ids = keras.Input((3,), dtype="int64")
+    vectors = keras.layers.Flatten()(shared(ids))
+    outs = [keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(vectors) for _ in "ab"]
+    return [compiled(keras.Model(ids, out)) for out in outs]
+
+
+def fit_here(model: keras.Model) -> list[float]:
+    return model.fit(X, Y, batch_size=16, shuffle=False, epochs=2, verbose=0).history["loss"]
+
+
+def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_keras():
+    plain = two_heads(keras.layers.Embedding(40, DIM, keras.initializers.Constant(0.1)))
+    models = two_heads(Embedding(DIM, initializer=keras.initializers.Constant(0.1)))
+    for ours, theirs in zip(models, plain, strict=True):
+        np.testing.assert_allclose(fit_here(ours), fit_here(theirs), rtol=1e-5)
+    for ours, theirs in zip(models, plain, strict=True):
+        np.testing.assert_allclose(
+            ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
+        )
+    with pytest.raises(UnsupportedModel, match=r"'embedding.*' was trained by another model since"):
+        fit_here(models[0])
+    anew = [compiled(keras.Model(each[0].inputs, each[0].outputs)) for each in (models, plain)]
+    del models
+    gc.collect()  # the rows are still where the second one has trained them
+    np.testing.assert_allclose(fit_here(anew[0]), fit_here(anew[1]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
@@ -379,3 +408,19 @@ def test_layers_of_a_plain_model_are_named_where_they_do_not_fit():
     plain.get_layer("ids").output_mode = "multi_hot"
     with pytest.raises(SettingsError, match="output_mode='multi_hot', which numbers no rows"):
         list(rows_of(plain, "small", "ids"))
+
+
+def test_rows_of_a_plain_model_are_the_vectors_that_it_gives():
+    def ones() -> keras.Model:
+        layer = keras.layers.Embedding(2, DIM, "ones", name="small")
+        return keras.Sequential([keras.Input((), dtype="int64"), layer])
+
+    tuned, quantized = ones(), ones()
+    layer = tuned.get_layer("small")
+    layer.enable_lora(1, a_initializer="ones", b_initializer="ones")
+    ((_, rows),) = rows_of(tuned, "small")
+    np.testing.assert_array_equal(rows, tuned.predict(np.arange(2), verbose=0))
+    assert (rows > 1).all()
+    quantized.get_layer("small").quantize("int8")
+    with pytest.raises(SettingsError, match=r"'small' is quantized \(int8\).*before quantize"):
+        list(rows_of(quantized, "small"))

@@ -14,7 +14,7 @@ from tests.support.keras_training import Context, Servers, serving
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras import Embedding
-from tfos.keras.embedding.loading import load_file_rows
+from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.step import trainer
 
@@ -186,11 +186,11 @@ def test_a_push_while_the_chief_attaches_does_not_cost_it_its_first_values(
             chief = again(chief)
 
         def after_a_push_of_the_other(*args, **kwargs):
-            monkeypatch.setattr(trainer, "load_file_rows", load_file_rows)
+            monkeypatch.setattr(trainer, "load_layer_rows", load_layer_rows)
             trained(distribute(make_model(), cluster.contexts[1]), 1)
-            load_file_rows(*args, **kwargs)
+            load_layer_rows(*args, **kwargs)
 
-        monkeypatch.setattr(trainer, "load_file_rows", after_a_push_of_the_other)
+        monkeypatch.setattr(trainer, "load_layer_rows", after_a_push_of_the_other)
         model = distribute(make_model(), chief)
         assert cluster.pushes == 1
         model.set_weights(first := shifted(model))

@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -343,6 +344,8 @@ def test_deltas_change_and_remove_rows(tmp_path, served):
     assert values(served.lookup("user", [1, 2, 3, 500])) == [11.0, 22.0, 3.0, 0.0]
     assert served.state == "third"
     assert not overlay.exists()
+    found = [zip(each.ids, each.rows[:, 0], strict=True) for each in served._index.batches("user")]
+    assert dict(chain.from_iterable(found)) == {**ROWS, 1: 11.0, 2: 22.0}
 
 
 def test_a_delta_of_what_was_loaded_replaces_earlier_ones(tmp_path, served):

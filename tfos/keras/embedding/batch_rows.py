@@ -46,6 +46,8 @@ class BatchRows:
     """The same memory."""
     positions: list[Any]
     """Of each call that is ahead: [n] int32, places in the table's rows."""
+    frozen: frozenset[str] = frozenset()
+    """Tables that are not trained: no push brings their rows, which do not change."""
     is_asked_for: bool = False
     """Whether a push was sent whose answer fills the rows."""
     is_filled: bool = False
@@ -56,11 +58,27 @@ class BatchRows:
         """Whether a push that is in flight fills the rows: nobody else may."""
         return self.is_asked_for and not self.is_filled
 
-    def into(self) -> dict[str, tuple[RoutedIds, Array]]:
-        """Return by table the distinct keys and the array [distinct, dim] that their rows fill."""
+    def into(self, *, frozen: bool = False) -> dict[str, tuple[RoutedIds, Array]]:
+        """Return by table the distinct keys and the array [distinct, dim] that their rows fill.
+
+        Args:
+            frozen: of the frozen tables; False: of the others.
+        """
         return {
-            name: (ids, self.arrays[name][: ids.unique.size]) for name, ids in self.routed.items()
+            name: (ids, self.arrays[name][: ids.unique.size])
+            for name, ids in self.routed.items()
+            if (name in self.frozen) == frozen
         }
+
+
+def frozen_tables(layers: Sequence[Any]) -> frozenset[str]:
+    """Return the tables that no layer trains: an id without a row there will never have one.
+
+    Args:
+        layers: the model's Embeddings.
+    """
+    trained = {layer.table for layer in layers if layer.trainable}
+    return frozenset(layer.table for layer in layers) - trained
 
 
 class RowPlanner:
@@ -76,6 +94,7 @@ class RowPlanner:
         self._specs: dict[str, TableSpec] = {
             layer.table: layer.settings.spec(None) for layer in layers
         }
+        self._frozen = frozen_tables(layers)
         self._route = route
         self._pads = pads
 
@@ -116,22 +135,25 @@ class RowPlanner:
         return self._with_memory(calls, routed, positions)
 
     def sums(
-        self, batch: BatchRows, gradients: Sequence[tuple[str, RowGradient]]
+        self, batch: BatchRows, gradients: Sequence[tuple[Any, RowGradient]]
     ) -> dict[str, tuple[RoutedIds, Array]]:
         """Return by table its distinct keys and their summed gradients [distinct, dim].
 
         Args:
             batch: whose step gave the gradients.
-            gradients: table and gradient of each layer; several of one table are added.
+            gradients: layer and gradient; several of one table are added.
         """
         from ps.tables import kernels
 
         inside = {call.layer.table for call in batch.calls if not call.is_ahead}
         found: dict[str, tuple[RoutedIds, Array]] = {}
         looked_up: dict[str, list[tuple[Array, Array]]] = {}
-        for name, (values, indices) in gradients:
+        for layer, (values, indices) in gradients:
+            name = layer.table
             given, places = np.asarray(memoryview(values)), np.asarray(memoryview(indices))
             if name in inside:
+                if (mask := _is_id(places, layer.pad_key)) is not None:
+                    given, places = given[mask], places[mask]
                 looked_up.setdefault(name, []).append((given, places))
                 continue
             if name not in batch.routed:
@@ -179,7 +201,8 @@ class RowPlanner:
         # Tables of equal ids have one array of positions.
         distinct = {id(at): at for at in positions}
         places = {key: _tensor_of(at) for key, at in distinct.items()}
-        return BatchRows(calls, routed, arrays, tensors, [places[id(at)] for at in positions])
+        by_call = [places[id(at)] for at in positions]
+        return BatchRows(calls, routed, arrays, tensors, by_call, self._frozen)
 
 
 def _tensor_of(positions: Array) -> Any:

@@ -69,13 +69,19 @@ class _Recording:
         return rows, keys
 
 
-def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> IdsAhead:
+def record(
+    step: Callable[[Any], Any], packed: Any, trained: Sequence[Any], layers: Sequence[Any]
+) -> IdsAhead:
     """Return the ids that a step asks for.
 
     Args:
         step: runs the model's own step on a batch.
         packed: the batch, as nested tensor specs.
         trained: the variables that training changes.
+        layers: the model's Embeddings.
+
+    Raises:
+        UnsupportedModel: as row_flow.flow_for.
     """
     import tensorflow as tf
 
@@ -83,7 +89,7 @@ def record(step: Callable[[Any], Any], packed: Any, trained: Sequence[Any]) -> I
 
     def recorded(data: Any) -> None:
         recording.calls.clear()  # a first trace that makes variables is repeated
-        with row_flow.flowing(recording):
+        with row_flow.flowing(recording, layers):
             step(data)
 
     graph = tf.function(recorded, autograph=False).get_concrete_function(packed).graph

@@ -37,8 +37,8 @@ def rows_of(model: Any, embedding: str, lookup: str | None = None) -> KerasRows:
 
     Returns:
         Batches of (ids, rows): n integers or strings, and [n, dim] float32 (float64 of a layer of
-        those). They may be read again. A loop raises SettingsError: there is no such layer, or both
-        do not fit together; OSError: there is no such file.
+        those). They may be read again. A loop raises SettingsError: there is no such layer, both do
+        not fit together, or the Embedding is quantized; OSError: there is no such file.
     """
     return KerasRows(model, embedding, lookup)
 
@@ -57,7 +57,12 @@ class KerasRows:
             model = load_model(model, compile=False)
         layer = _layer(model, self.embedding, keras.layers.Embedding)
         ids, first = _ids(model, layer, self.lookup)
-        table = layer.get_weights()[0]
+        if layer.quantization_mode is not None:
+            raise SettingsError(
+                f"layer {layer.name!r} is quantized ({layer.quantization_mode}): its weights are "
+                "not its vectors; name a model from before quantize()"
+            )
+        table = keras.ops.convert_to_numpy(layer.embeddings)  # of LoRA the sum
         rows = table if table.dtype == np.float64 else np.asarray(table, np.float32)
         for start in range(0, len(ids), BATCH_ROWS):
             some = ids[start : start + BATCH_ROWS]

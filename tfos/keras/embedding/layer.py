@@ -7,7 +7,8 @@ Threads: as every Keras layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -78,7 +79,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         admission: which unknown ids get a row (`ps.Admission`); None: all.
         id_kind: "uint64" where ids above 2^63 - 1 occur.
         max_id: largest id; None: the largest of `id_kind`.
-        trainable: False only looks up.
+        trainable: False only looks up; training, too, gives `unseen` for an id without a row then.
         **kwargs: `name` and `dtype`, as of every layer.
 
     Raises:
@@ -288,15 +289,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         """Take the rows of a file: to look them up, and for the table of a training to begin with.
 
         Raises:
-            UnsupportedModel: the table is on servers.
+            UnsupportedModel: the table is on servers, or an export's that is served.
         """
         if "keys" not in store:
             return
         if not (self.source is NO_ROWS or isinstance(self.source, LoadedRows)):
             raise UnsupportedModel(
-                f"the rows of layer {self.name!r} are on parameter servers, and load_weights does "
-                "not replace them; load the file before the model is distributed or trained, and "
-                "its rows begin the table, or resume from a checkpoint: reserve(checkpoints=…)"
+                f"the rows of layer {self.name!r} are on parameter servers, or in a served export, "
+                "and load_weights does not replace them; load the file before the model is "
+                "distributed or trained, and its rows begin the table, or resume from a "
+                "checkpoint: reserve(checkpoints=…)"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
         if rows.shape[1:] != (self.dim,):
@@ -337,11 +339,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def _rows(self, keys: Keys, training: bool | None) -> Any:
         if isinstance(self.source, GraphRows):
             return self.source.looked_up(keys.flat, self.pad_key)
-        flow = row_flow.current()
-        if flow is not None and training is not False:  # a train_step may call self(x)
+        if (flow := row_flow.flow_for(self, training)) is not None:
             rows, indices = flow.rows(self, keys.flat)
         else:
-            rows, indices = looked_up(self, keys.flat, training=bool(training)), None
+            rows, indices = (
+                looked_up(self, keys.flat, training=bool(training and self.trainable)),
+                None,
+            )
         rows.set_shape([None, self.dim])
         return row_flow.anchored(rows, indices, self.anchor) if self.trainable else rows
 
@@ -375,6 +379,22 @@ def takes_ids(model: Any) -> tuple[bool, ...]:
     return cast_ids.takes_ids(model, Embedding)
 
 
+def _with_rows(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' save to HDF5, which asks no layer what it saves, for models without tables."""
+
+    @functools.wraps(save)
+    def save_model_to_hdf5(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_tables(model):
+            tables = sorted({layer.table for layer in embeddings_in(model)})
+            raise UnsupportedModel(
+                f"{filepath} would lack the rows of the model's tables {tables}, which HDF5 files "
+                "do not hold; save the model to a file whose name ends in .keras"
+            )
+        return save(model, filepath, *args, **kwargs)
+
+    return save_model_to_hdf5
+
+
 keras.Model.make_test_function = keras_loops.making(
     keras.Model.make_test_function, "test_function", has_tables
 )
@@ -382,6 +402,8 @@ keras.Model.make_predict_function = keras_loops.making(
     keras.Model.make_predict_function, "predict_function", has_tables
 )
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
+_hdf5 = keras.src.legacy.saving.legacy_h5_format
+_hdf5.save_model_to_hdf5 = _with_rows(_hdf5.save_model_to_hdf5)
 _Archive = type(keras.export.ExportArchive())  # that of the backend
 _Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)

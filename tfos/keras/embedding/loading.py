@@ -4,7 +4,8 @@
               others: wait for that
     resumed   the checkpoint's rows stay, nothing is loaded
 
-Covers: `ctx.load_rows`, rows of layers that were loaded from a file, what a restart leaves of it.
+Covers: `ctx.load_rows`, rows that layers have of a file or of another model's training, what a
+restart leaves of it.
 Does not: read sources (keras_rows, tfos.serving), create rows (ps.client.tables).
 Threads: the caller's.
 
@@ -22,17 +23,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import RequestTimeout
-from tfos.keras.embedding.sources import LoadedRows
-
-if TYPE_CHECKING:
-    from tfos.keras.embedding.layer import Embedding
+from tfos.keras.embedding.layer import MAX_SAVED_BYTES, Embedding
 
 METADATA_NAME = "loaded_rows"
 LOADING, UNSAFE, LOADED = "loading", "unsafe", "loaded"
@@ -102,24 +100,27 @@ def load_rows(
     return added
 
 
-def load_file_rows(
+def load_layer_rows(
     layers: Sequence[Embedding], client: Any, *, is_chief: bool, save: Save = nothing_saves
 ) -> None:
-    """Load the rows of layers that came with them from a file.
+    """Load the rows that layers have of a file, or of the training of another model.
 
     Args:
         layers: of a model that is being distributed.
         client: the process's PSClient, attached.
         is_chief: whether this worker loads.
         save: see Save.
+
+    Raises:
+        UnsupportedModel: another model's table has more than MAX_SAVED_BYTES of rows.
     """
-    found: dict[str, LoadedRows] = {}
+    found: dict[str, tuple[Any, Any]] = {}
     for layer in layers:
-        if isinstance(layer.source, LoadedRows):
-            found.setdefault(layer.table, layer.source)
+        is_there = getattr(layer.source, "client", None) is client
+        if not is_there and (content := layer.source.dump(layer.table, MAX_SAVED_BYTES)):
+            found.setdefault(layer.table, content)
     specs = {spec.name: spec for spec in client.manifest.tables}
-    for table, source in found.items():
-        keys, rows = source.content
+    for table, (keys, rows) in found.items():
         batches = [(from_bits(specs[table], keys), rows)]
         load_rows(client, table, batches, is_chief=is_chief, save=save)
 

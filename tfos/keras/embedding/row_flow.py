@@ -14,7 +14,7 @@ tf.IndexedSlices: `values` [n, dim], one per id, and `indices` [n], which name t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -49,16 +49,37 @@ class RowFlow(Protocol):
 _running = threading.local()
 
 
-def current() -> RowFlow | None:
-    """Return the flow of this thread; None: each call looks its rows up."""
-    return getattr(_running, "flow", None)
+def flow_for(layer: Any, training: bool | None) -> RowFlow | None:
+    """Return the flow of this thread; None: the call looks its rows up.
+
+    A layer of the model has its rows from the flow whatever `training` is, which Keras' Embedding
+    does not ask either: fine-tuning calls its base with training=False.
+
+    Args:
+        layer: the Embedding that is called.
+        training: of the call; False lets a step ask a model that it does not train.
+
+    Raises:
+        UnsupportedModel: the layer is none of the model's.
+    """
+    flow, layers = getattr(_running, "flow", (None, ()))
+    if flow is None or any(layer is each for each in layers):
+        return flow
+    if training is False:
+        return None
+    raise UnsupportedModel(f"layer {layer.name!r} is not part of the model: {NOT_FOUND}")
 
 
 @contextmanager
-def flowing(flow: RowFlow) -> Iterator[None]:
-    """Let the calls of the block get their rows from this flow."""
-    before = current()
-    _running.flow = flow
+def flowing(flow: RowFlow, layers: Sequence[Any]) -> Iterator[None]:
+    """Let the calls of the block get their rows from this flow.
+
+    Args:
+        flow: of a step.
+        layers: the model's Embeddings.
+    """
+    before = getattr(_running, "flow", (None, ()))
+    _running.flow = flow, layers
     try:
         yield
     finally:

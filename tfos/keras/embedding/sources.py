@@ -90,13 +90,9 @@ class LoadedRows:
 
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
         """Return all rows; see RowSource."""
-        check_size(table, self._rows.nbytes, limit_bytes)
-        return self.content
-
-    @property
-    def content(self) -> tuple[Array, Array]:
-        """All keys and rows: [n] int64, ascending, and [n, dim] float32."""
-        return self._keys, self._rows[:-1]
+        rows = self._rows[:-1]
+        check_size(table, rows.nbytes, limit_bytes)
+        return self._keys, rows
 
 
 def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:

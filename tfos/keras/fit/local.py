@@ -4,7 +4,7 @@ Covers: that server, when a model gets one, its worker's context; Keras' own `fi
 function, which give a model with tables that is not distributed its server. `tfos.keras` imports
 this module with the layer, which hears nothing of a training: Keras asks only the model.
 Does not: train (tfos.keras.fit.distribute, in mode sync with one worker).
-Threads: the server's own; it ends with the model.
+Threads: the server's own; it ends with the model and the layers that look rows up there.
 
 So a model is developed in a notebook with the numbers of a cluster of one worker. Everything but
 the transport is what a cluster runs.
@@ -55,6 +55,10 @@ class LocalServer:
 
     Args:
         open_storage: opens a checkpoint directory.
+
+    Attributes:
+        client: of the server.
+        close: ends both, and with them the tables; so does the end of this object. Idempotent.
     """
 
     def __init__(self, open_storage: OpenStorage = storage_at) -> None:
@@ -65,21 +69,22 @@ class LocalServer:
 
         credentials = Credentials.generate()
         settings = ServerSettings(rank=0, num_servers=1, num_workers=1)
-        self._server = PSServer(settings, credentials, open_storage=open_storage)
-        self._server.bind_inproc(f"local-{uuid.uuid4().hex}")
-        self._server.start()
+        server = PSServer(settings, credentials, open_storage=open_storage)
+        server.bind_inproc(f"local-{uuid.uuid4().hex}")
+        server.start()
         self.client = PSClient(
-            [self._server.endpoint],
+            [server.endpoint],
             credentials,
             Identity(Role.WORKER, 0),
             num_workers=1,
             open_storage=open_storage,
         )
+        self.close = weakref.finalize(self, _close, self.client, server)
 
-    def close(self) -> None:
-        """End the server, and with it the tables. Idempotent."""
-        self.client.close()
-        self._server.close(CLOSE_TIMEOUT_S)
+
+def _close(client: Any, server: Any) -> None:
+    client.close()
+    server.close(CLOSE_TIMEOUT_S)
 
 
 class LocalContext:
@@ -144,7 +149,6 @@ def train_here(model: Any) -> Any:
     except BaseException:
         context.close()
         raise
-    weakref.finalize(model, context.close)
     logger.info(
         "the tables of %s live in this process; ctx.distribute(model) puts them on servers",
         model.name,

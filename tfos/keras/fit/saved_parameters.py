@@ -103,7 +103,7 @@ class SavedParameters:
         if saved.frozen_groups:
             adopt_frozen(client, ours, self._found.frozen, timeout_s=FROZEN_TIMEOUT_S)
         if self._found.embeddings:
-            rows = ServerRows(client)
+            rows = ServerRows(client, server)
             for layer in self._found.embeddings:
                 layer.bind(rows)
 

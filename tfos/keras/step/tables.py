@@ -6,7 +6,8 @@ Does not: trace (tfos.keras.embedding.ids_ahead), send (ps.client), read batches
 Threads: the thread that runs `fit`; `ServerRows` any.
 
 The rows of a batch come back with the push before it. Rows of the first batch, and of one that was
-not known when that push was sent, are looked up when its turn comes.
+not known when that push was sent, are looked up when its turn comes. Those of tables that are not
+trained are looked up as soon as the batch is known, as in evaluation.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class TableTraining:
     Args:
         layers: the model's Embeddings.
         step: its compiled step.
-        client: the process's PSClient, attached.
+        source: of the rows; it has the client.
         jit_compile: whether the step is compiled by XLA.
         batches_per_push: of gradient accumulation; 1 without.
 
@@ -67,35 +68,54 @@ class TableTraining:
         self,
         layers: Sequence[Embedding],
         step: GradientStep,
-        client: Any,
+        source: ServerRows,
         *,
         jit_compile: bool,
         batches_per_push: int,
     ) -> None:
         self._layers = layers
         self._step = step
-        self._client = client
+        self._source = source
+        self._client = source.client
         self._batches_per_push = batches_per_push
         self._waiting: list[TableArrays] = []
         self._planner: RowPlanner | None = None
-        self._source: ServerRows | None = None
         self.id_counts: dict[str, IdCounts] = {}
         if layers:
-            self._planner = RowPlanner(layers, client.tables.route, pads=jit_compile)
-            self._source = ServerRows(client)
+            self._planner = RowPlanner(layers, self._client.tables.route, pads=jit_compile)
             for layer in layers:
-                layer.bind(self._source)
+                layer.bind(source)
 
     def rows_of(self, batch: TrainingData) -> BatchRows | None:
-        """Return the rows of a batch whose turn has come; None: the model has no tables."""
+        """Return the rows of a batch whose turn has come; None: the model has no tables.
+
+        Raises:
+            UnsupportedModel: as check_rows.
+        """
+        self.check_rows()
         rows = self._prepared(batch)
         if rows is not None and not rows.is_filled:
-            if rows.routed:
-                self._client.tables.lookup_into(rows.into(), training=True)
+            if into := rows.into():
+                self._client.tables.lookup_into(into, training=True)
             rows.is_filled = True
-        if rows is not None and self._source is not None:
-            self._source.is_in_batch = bool(rows.routed)
+        if rows is not None:
+            self._source.is_in_batch = bool(rows.into())
         return rows
+
+    def check_rows(self) -> None:
+        """Refuse tables whose layers another model has trained since.
+
+        Raises:
+            UnsupportedModel: names a layer, and the way to go on with its rows.
+        """
+        for layer in self._layers:
+            if layer.source is not self._source:
+                raise UnsupportedModel(
+                    f"layer {layer.name!r} was trained by another model since this one's last "
+                    f"step, and its rows went there; the table {layer.table!r} of this model has "
+                    "those of before. Build and compile this model anew from the same layers: "
+                    "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
+                )
 
     def ahead(self, batches: Lookahead, place: int) -> BatchRows | None:
         """Return the rows to ask for with a push: those of a later batch, if it is known by now.
@@ -141,8 +161,8 @@ class TableTraining:
         """Return the sums of a step's gradients by distinct key. Arguments as of gradients."""
         if self._planner is None:
             return {}
-        named = zip(self._step.trained_tables, output.row_gradients, strict=True)
-        return self._planner.sums(rows, list(named))
+        of_layers = zip(self._step.trained_layers, output.row_gradients, strict=True)
+        return self._planner.sums(rows, list(of_layers))
 
     def drop(self, rows: BatchRows | None) -> None:
         """Give up the rows of a batch whose gradients will not be pushed."""
@@ -174,7 +194,10 @@ class TableTraining:
                 raise _wrong_dtypes(
                     batch.values, [call.layer.name for call in ids.calls]
                 ) from error
-            batch.rows = self._planner.plan(ids.calls, keys)
+            rows = self._planner.plan(ids.calls, keys)
+            if frozen := rows.into(frozen=True):
+                self._client.tables.lookup_into(frozen, training=False)
+            batch.rows = rows
             for name, routed in batch.rows.routed.items():
                 self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows
@@ -201,21 +224,24 @@ class ServerRows:
 
     Args:
         client: the process's PSClient, attached.
+        owner: ends the servers once nobody has it, as those of this process.
 
     Attributes:
+        client: as given.
         is_in_batch: whether the running step has rows that were asked for ahead. In hybrid, lookups
             inside the step then belong to that batch, and take no permit of their own.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, owner: Any) -> None:
+        self.client = client
+        self._owner = owner
         self._has_permits = client.manifest.consistency == "hybrid"
         self.is_in_batch = False
         self._specs = {spec.name: spec for spec in client.manifest.tables}
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array | None:
         """Return the rows of keys, [n, dim]; see RowSource."""
-        tables = self._client.tables
+        tables = self.client.tables
         spec = self._specs[table]
         ids = tables.route({table: from_bits(spec, keys)})[table]
         if training and self._has_permits and self.is_in_batch:
@@ -241,7 +267,7 @@ class ServerRows:
 
     def _scanned(self, table: str, limit_bytes: int) -> list[tuple[Array, Array]]:
         num_bytes, parts = 0, []
-        for ids, rows in self._client.tables.scan(table):
+        for ids, rows in self.client.tables.scan(table):
             num_bytes += rows.nbytes
             check_size(table, num_bytes, limit_bytes)
             parts.append((ids.view(np.int64), rows))

@@ -26,7 +26,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras import lookup_errors
 from tfos.keras.data import tensors
 from tfos.keras.embedding.batch_rows import BatchRows
-from tfos.keras.embedding.loading import load_file_rows
+from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variables
 from tfos.keras.step.exchange import outgoing_push
@@ -39,7 +39,7 @@ from tfos.keras.step.other_workers import OtherWorkers
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
-from tfos.keras.step.tables import IdCounts, TableArrays, TableTraining
+from tfos.keras.step.tables import IdCounts, ServerRows, TableArrays, TableTraining
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class PSTrainer:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()
         ctx = self.ctx
-        load_file_rows(found.embeddings, client, is_chief=ctx.is_chief, save=ctx.save_now)
+        load_layer_rows(found.embeddings, client, is_chief=ctx.is_chief, save=ctx.save_now)
         step = GradientStep(
             model,
             found,
@@ -209,7 +209,7 @@ class PSTrainer:
         tables = TableTraining(
             found.embeddings,
             step,
-            client,
+            ServerRows(client, ctx),
             jit_compile=bool(model.jit_compile),
             batches_per_push=optimizers.batches_per_update(self.optimizer),
         )

@@ -25,7 +25,7 @@ from tfos.keras.step.gradients.interception import Captured, intercepted
 from tfos.keras.step.gradients.loss_scale import LossScale
 from tfos.keras.step.gradients.missing_gradients import MissingGradients
 from tfos.keras.step.gradients.own_writes import OwnWrites
-from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows, check_part
+from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
 from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
@@ -50,7 +50,7 @@ class StepOutput:
     scalars: Any
     """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
     row_gradients: Sequence[RowGradient] = ()
-    """Of each trained Embedding, in the order of `GradientStep.trained_tables`."""
+    """Of each trained Embedding, in the order of `GradientStep.trained_layers`."""
 
 
 class GradientStep:
@@ -62,6 +62,9 @@ class GradientStep:
         clips_here: whether the worker clips gradients before they are pushed.
         skips: whether a step whose gradient is not finite is left out, of the metrics as well. The
             statistics of layers skip it, too, also where it is skipped to search a loss scale.
+
+    Attributes:
+        trained_layers: the Embeddings whose rows are trained.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class GradientStep:
         self._accumulator: Accumulator | None = None
         if optimizers.batches_per_update(model.optimizer) > 1:
             self._accumulator = Accumulator(model.optimizer, variables.trained)
-        self._trained_layers = variables.trained_embeddings
+        self.trained_layers = variables.trained_embeddings
         self._calls: Sequence[LayerCall] = ()
         compiled = tf.function(self._run, jit_compile=bool(model.jit_compile), autograph=False)
         self._traces = Traces(lambda *kind: CompiledCall(compiled.get_concrete_function(*kind)))
@@ -95,11 +98,6 @@ class GradientStep:
     def accumulates(self) -> bool:
         """Whether a push needs several batches."""
         return self._accumulator is not None
-
-    @property
-    def trained_tables(self) -> list[str]:
-        """The table of each Embedding whose rows are trained."""
-        return [layer.table for layer in self._trained_layers]
 
     def ids_ahead(self, data: Any) -> IdsAhead:
         """Return the ids that this kind of batch asks for."""
@@ -129,9 +127,8 @@ class GradientStep:
     def _record(self, data: Any) -> IdsAhead:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
-        ids = record(self._own_step, data, self._variables.trained)
-        for call in ids.calls:
-            check_part(call.layer, self._variables.embeddings)
+        layers = self._variables.embeddings
+        ids = record(self._own_step, data, self._variables.trained, layers)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
@@ -162,7 +159,7 @@ class GradientStep:
             if self._model.run_eagerly
             else GivenRows(rows, positions, self._calls, layers)
         )
-        with row_flow.flowing(flow):
+        with row_flow.flowing(flow, layers):
             logs, captured = self._own_step(data)
         pairs, row_gradients = self._split(captured.pairs())
         gradients = self._gradients(pairs)
@@ -202,7 +199,7 @@ class GradientStep:
         """Return the pairs without those of anchors, and each trained layer's row gradient."""
         import tensorflow as tf
 
-        called = [layer for layer in self._trained_layers if layer.anchor is not None]
+        called = [layer for layer in self.trained_layers if layer.anchor is not None]
         anchors = {id(layer.anchor): layer for layer in called}
         anchors |= {id(layer.anchor.value): layer for layer in called}
         of_layer: dict[int, Any] = {}
@@ -215,7 +212,7 @@ class GradientStep:
             else:
                 dense.append((gradient, target))
         found = []
-        for layer in self._trained_layers:
+        for layer in self.trained_layers:
             gradient = of_layer.get(id(layer))
             if isinstance(gradient, tf.IndexedSlices):
                 found.append((gradient.values, gradient.indices))
@@ -241,7 +238,7 @@ class GradientStep:
             if gradient is not None:
                 found[id(variable)] = self._dense(gradient, variable)
         self._missing.check([v for v in self._variables.trained if id(v) not in found])
-        if not found and not self._trained_layers:
+        if not found and not self.trained_layers:
             raise ValueError("No gradients provided for any variable.")
         return found
 

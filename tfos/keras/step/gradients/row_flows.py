@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfos.errors import UnsupportedModel
-from tfos.keras.embedding import row_flow
+from tfos.keras.embedding.batch_rows import frozen_tables
 from tfos.keras.embedding.ids_ahead import LayerCall
 from tfos.keras.embedding.sources import looked_up
 
@@ -24,12 +24,11 @@ class InsideRows:
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self._layers = layers
+        self._frozen = frozen_tables(layers)
 
     def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
         """Return the rows of a call; see RowFlow."""
-        check_part(layer, self._layers)
-        return looked_up(layer, keys, training=True), keys
+        return looked_up(layer, keys, training=layer.table not in self._frozen), keys
 
 
 class GivenRows:
@@ -49,7 +48,7 @@ class GivenRows:
         calls: Sequence[LayerCall],
         layers: Sequence[Any],
     ) -> None:
-        self._layers = layers
+        self._inside = InsideRows(layers)
         self._rows = rows
         self._positions = iter(positions)
         self._calls = iter(calls)
@@ -58,7 +57,6 @@ class GivenRows:
         """Return the rows of the next call; see RowFlow."""
         import tensorflow as tf
 
-        check_part(layer, self._layers)
         call = next(self._calls, None)
         if call is None or call.layer is not layer:
             raise UnsupportedModel(
@@ -66,22 +64,6 @@ class GivenRows:
                 "were recorded; let it make the same calls in the same order each time it is traced"
             )
         if not call.is_ahead:
-            return looked_up(layer, keys, training=True), keys
+            return self._inside.rows(layer, keys)
         positions = next(self._positions)
         return tf.gather(self._rows[layer.table], positions), positions
-
-
-def check_part(layer: Any, layers: Sequence[Any]) -> None:
-    """Refuse an Embedding that is none of the model's.
-
-    Args:
-        layer: that is called.
-        layers: the model's.
-
-    Raises:
-        UnsupportedModel: names it.
-    """
-    if all(layer is not each for each in layers):
-        raise UnsupportedModel(
-            f"layer {layer.name!r} is not part of the model: {row_flow.NOT_FOUND}"
-        )
