@@ -110,7 +110,7 @@ class BatchReader:
         feed: name of the feed.
         dtypes: of numeric columns: one dtype for all, or by name; other columns keep theirs.
         columns: only these columns, in this order; `nest` then returns a dict.
-        schema: of the rows, if known; else the first feeder announces it.
+        schema: of the rows, if known; else that of the first chunk.
     """
 
     def __init__(
@@ -142,14 +142,6 @@ class BatchReader:
                 )
         if schema is not None:
             self._adopt(schema)
-
-    def schema(self, timeout_s: float | None = None) -> Schema | None:
-        """Return the batches' schema, after waiting for it; None if an epoch ends first."""
-        if self._schema is None:
-            found = self._channel.schema(self._feed, timeout_s)
-            if found is not None:
-                self._adopt(found)
-        return self._schema
 
     def next_batch(
         self, batch_size: int, timeout_s: float | None = None

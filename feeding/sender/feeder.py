@@ -169,7 +169,7 @@ class Feeder:
         credentials: of the cluster.
         config: limits and deadlines.
         packer: makes chunks of this partition's rows.
-        hello: feed, epoch and partition; the feeder fills in the schema.
+        hello: feed, epoch and partition.
         only: ranges of the rows to feed, numbered in the order of feeding; None: all.
         keeps_unsent: report the rows that no worker is left to take, instead of NoWorkerLeft.
     """
@@ -213,7 +213,7 @@ class Feeder:
             missing = self._selection.num_rows or 0
             return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
-            self._begin(first)
+            self._begin()
             try:
                 self._send_all(chunks if first is None else itertools.chain([first], chunks))
             except NoWorkerLeft as error:
@@ -231,15 +231,9 @@ class Feeder:
             for link in self._links:
                 link.close()
 
-    def _begin(self, first: Chunk | None) -> None:
-        """Take kept connections; greet all workers first if their answers decide what is sent.
-
-        Args:
-            first: of the partition; None: it has no rows.
-        """
+    def _begin(self) -> None:
+        """Take kept connections; greet all workers first if their answers decide what is sent."""
         hello = self._hello
-        if first is not None:
-            hello = msgspec.structs.replace(hello, schema=first.meta.schema)
         if hello.exactly_once:
             hello = msgspec.structs.replace(hello, attempt=secrets.randbits(62) + 1)
         self._hello = hello
@@ -252,7 +246,7 @@ class Feeder:
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
         stall = Stall(self._config.feed_timeout_s)
-        self._greet_all(hello, self._links)
+        self._send_hello(hello, self._links)
         for link in self._links:
             found = link.recall(hello, self._config.connect_timeout_s)
             # Its rows are trained, if it lives, so they must not go to others.
@@ -282,22 +276,14 @@ class Feeder:
         return replace(report, unsent=tuple(unsent), no_worker=reason)
 
     def _greet(self, link: WorkerLink) -> None:
-        """Greet a worker for its status; greet the others too if its reply asks for it."""
+        """Greet a worker for its status."""
         # Without the claim: a later attempt may have claimed the partition meanwhile.
         hello = msgspec.structs.replace(self._hello, exactly_once=False, reopen=0)
         self._send_hello(hello, [link])
-        if link.alive and link.status.greet_all:
-            others = [each for each in self._links if each is not link]
-            idle = [each for each in others if each.alive and each.pending is None]
-            self._greet_all(hello, idle)
-
-    def _greet_all(self, hello: Hello, links: list[WorkerLink]) -> None:
-        """Send Hello to several workers: to all except busy ones."""
-        self._send_hello(_to_all(hello), links)
 
     def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
         what = f"partition {self._partition}"
-        greet_again(silent, self._credentials, _to_all(hello), self._config, stall, what)
+        greet_again(silent, self._credentials, hello, self._config, stall, what)
 
     def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
         greet(links, self._credentials, hello, self._config.connect_timeout_s)
@@ -401,11 +387,6 @@ class Feeder:
                 "same rows in the same order each time Spark computes a partition. Cache or sort "
                 "the data, or train with exactly_once=False"
             )
-
-
-def _to_all(hello: Hello) -> Hello:
-    """Return the greeting for one worker of several that are greeted."""
-    return msgspec.structs.replace(hello, greets_all=True)
 
 
 def greet_again(

@@ -103,7 +103,7 @@ class InferenceFeeder:
         if first is None:
             return
         try:
-            link = self._begin(first)
+            link = self._begin()
             sent = 0
             for chunk in itertools.chain([first], chunks):
                 yield from self._put(link, chunk)
@@ -117,13 +117,13 @@ class InferenceFeeder:
             for link in self._links:
                 link.close()
 
-    def _begin(self, first: Chunk) -> WorkerLink:
+    def _begin(self) -> WorkerLink:
         """Greet all workers, choose one, and keep the connections to the others."""
         for link in self._links:
             link.take_kept(self._purpose(link))
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
-        hello = Hello(self._feed, first.meta.schema, greets_all=True)
+        hello = Hello(self._feed)
         stall = Stall(self._config.feed_timeout_s)
         greet(self._links, self._credentials, hello, self._config.connect_timeout_s)
         while not any(link.alive for link in self._links):

@@ -9,7 +9,7 @@ from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.schema import ColumnGroup, ColumnSpec, Schema
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedSettingsError, FeedTimeout, SchemaError
+from feeding.errors import FeedSettingsError, SchemaError
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 
@@ -239,19 +239,8 @@ def test_a_given_schema_is_known_before_any_row():
     )
     channel = FeedChannel(CONFIG)
     reader = BatchReader(channel, dtypes={"x": "float32"}, schema=schema)
-    found = reader.schema(0.0)
-    assert found is not None
-    assert str(found) == "(x: float32[4], y: int64)"
     channel.flush("input", 0)
     assert reader.next_batch(5) == EpochEnd(0)
-
-
-def test_without_any_row_the_schema_is_unknown_but_nobody_hangs():
-    channel = FeedChannel(CONFIG)
-    with pytest.raises(FeedTimeout, match="no schema"):
-        BatchReader(channel).schema(0.02)
-    channel.flush("input", 0)
-    assert BatchReader(channel).schema(5.0) is None
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "32", True, None])
