@@ -37,7 +37,6 @@ class FeedChannel:
     Args:
         config: limits and deadlines.
         worker: name of this worker in errors, such as "worker:1".
-        first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
         on_rows: called when rows were read or trained, with feed, epoch, the rows trained and
             dropped before the first one that is neither, and the position from which on none was
             read.
@@ -48,11 +47,10 @@ class FeedChannel:
         config: FeedConfig | None = None,
         *,
         worker: str = "worker",
-        first_epoch: int = 0,
         on_rows: Callable[[str, int, int, int, int], None] | None = None,
     ) -> None:
         self._on_rows = on_rows
-        self._state = FeedState(config or FeedConfig(), worker, first_epoch)
+        self._state = FeedState(config or FeedConfig(), worker)
         self._handler = FeedHandler(self._state)
 
     def handler(self, call: Call) -> None:

@@ -80,12 +80,11 @@ class FeedQueue:
 
     Args:
         feed: its name, for messages.
-        first_epoch: number of the first epoch that can arrive.
     """
 
-    def __init__(self, feed: str, first_epoch: int = 0) -> None:
+    def __init__(self, feed: str) -> None:
         self.feed = feed
-        self.epoch = first_epoch
+        self.epoch = 0
         self.epochs_done = 0
         self.fed_rows = 0
         self.taken_rows = 0
@@ -114,7 +113,7 @@ class FeedQueue:
         self._rows: dict[int, EpochRows] = {}
         self._at_trainer: deque[Receipt] = deque()
         self._reader = 0
-        self._trainer_epoch = first_epoch
+        self._trainer_epoch = 0
         """Epoch of the rows that the trainer got last."""
 
     @property
