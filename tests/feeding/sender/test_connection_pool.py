@@ -462,8 +462,9 @@ def test_workers_end_without_waiting_for_idle_connections():
 def test_a_feeder_sends_nothing_to_a_worker_of_another_rank():
     """An endpoint that another worker has taken over, or that a roster has wrong."""
     with workers(1) as (worker,):
-        link = WorkerLink(FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint))
-        link.open(CREDENTIALS, 5.0)
+        target = FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint)
+        link = WorkerLink(target, CREDENTIALS, "input")
+        link.open(5.0)
         assert link.connection is None
         assert link.lost is not None
         assert "expected worker:1 generation 0" in link.lost.reason

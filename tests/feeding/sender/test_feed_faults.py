@@ -358,11 +358,15 @@ def test_gone_hosts_are_waited_for_side_by_side_a_few_at_once(monkeypatch):
 
     monkeypatch.setattr("feeding.sender.worker_link.connect", away)
     links = [
-        WorkerLink(FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)))
+        WorkerLink(
+            FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)),
+            CREDENTIALS,
+            "input",
+        )
         for number in range(6)
     ]
     try:
-        greet(links, CREDENTIALS, Hello("input"), 5.0)
+        greet(links, Hello("input"), 5.0)
     finally:
         UNREACHABLE.clear()
     told = {link.lost.reason.partition(":")[0] for link in links if link.lost is not None}
