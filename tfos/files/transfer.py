@@ -14,19 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import Location
 from feeding.filesystem.readahead import ReadAhead
-from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
 
-DEFAULTS = FileSystemConfig()
 
-
-def upload(
-    source: Path, target: Location, config: FileSystemConfig = DEFAULTS, *, last: str = ""
-) -> None:
+def upload(source: Path, target: Location, *, last: str = "") -> None:
     """Copy a file or directory of this host to `target`, replacing the existing one.
 
     A file is replaced atomically. An existing directory is renamed aside first and removed
@@ -36,7 +31,6 @@ def upload(
     Args:
         source: an existing file or directory of this host.
         target: path or URL of the copy.
-        config: deadlines of the file system.
         last: of a directory, the file without which nobody takes it for whole; empty: there is
             none.
 
@@ -44,7 +38,7 @@ def upload(
         OSError: the file system fails; the existing target is unchanged, or without `last`.
         PathError: a file's name is refused.
     """
-    fs = filesystem_for(str(target), config)
+    fs = filesystem_for(str(target))
     if not source.is_dir():
         fs.write(str(target), pieces_maker(source))
         return
@@ -64,27 +58,26 @@ def upload(
         raise
 
 
-def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS) -> None:
+def download(source: Location, target: Path) -> None:
     """Copy a file or a whole directory to a new path of this host.
 
     Args:
         source: path or URL of the original.
         target: a path that does not exist yet.
-        config: deadlines of the file system.
 
     Raises:
         FileNotFoundError: `source` does not exist.
         PathError: a name below it could lead out of `target`.
     """
-    fs = filesystem_for(str(source), config)
+    fs = filesystem_for(str(source))
     status = fs.status(str(source))
     if not status.is_directory:
-        _fetch(fs, str(source), target, config)
+        _fetch(fs, str(source), target)
         return
     target.mkdir()
     for entry in fs.entries(str(source)):
         child = source.child(entry.name)
-        download(child, target / child.name, config)
+        download(child, target / child.name)
 
 
 def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
@@ -109,8 +102,8 @@ def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
             yield piece
 
 
-def _fetch(fs: FileSystem, source: str, target: Path, config: FileSystemConfig) -> None:
-    with ReadAhead(fs.open(source), config) as file, target.open("xb") as copy:
+def _fetch(fs: FileSystem, source: str, target: Path) -> None:
+    with ReadAhead(fs.open(source), DEFAULTS) as file, target.open("xb") as copy:
         for piece in file.ranges():
             copy.write(piece)
 
