@@ -19,6 +19,7 @@ from feeding.filesystem.location import Location
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
+from feeding.filesystem.walking import walk
 
 
 def upload(source: Path, target: Location, *, last: str = "") -> None:
@@ -35,7 +36,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
             none.
 
     Raises:
-        OSError: the file system fails; the existing target is unchanged, or without `last`.
+        OSError, DataError: as replace_directory.
         PathError: a file's name is refused.
     """
     fs = filesystem_for(str(target))
@@ -122,6 +123,7 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
     Raises:
         OSError: the file system failed; what was there before is unchanged, or without `last`.
+        DataError: a directory whose files are moved one by one is more than 32 directories deep.
     """
     if not fs.renames_whole:
         _move_files(fs, staged, target, last)
@@ -141,7 +143,7 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
 
 def _move_files(fs: FileSystem, staged: Location, target: Location, last: str) -> None:
-    names, before = [*_files_below(fs, staged)], [*_files_below(fs, target)]
+    names, before = _files_below(fs, staged), _files_below(fs, target)
     stale = {*before}.difference(names)
     if last and last not in before:
         stale.clear()  # they may be another program's
@@ -163,13 +165,10 @@ def _move_file(fs: FileSystem, source: Location, target: Location) -> None:
     fs.rename(str(source), str(target), overwrite=True)
 
 
-def _files_below(fs: FileSystem, directory: Location, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all files below a directory, as paths from there; none without one."""
-    if not fs.exists(str(directory)):
-        return
-    for entry in fs.entries(str(directory)):
-        name = f"{prefix}{entry.name}"
-        if entry.is_directory:
-            yield from _files_below(fs, directory.child(entry.name), f"{name}/")
-        else:
-            yield name
+def _files_below(fs: FileSystem, directory: Location) -> list[str]:
+    """Return the names of all files below a directory, as paths from there; none without one."""
+    root = str(directory)
+    if not fs.exists(root):
+        return []
+    start = len(root.rstrip("/")) + 1
+    return [file.path[start:] for file in walk(fs, root, lambda _: False)]
