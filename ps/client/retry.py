@@ -112,7 +112,7 @@ def exchange(
     *,
     timeout_s: float,
     reconnect_s: float,
-    restore_s: float = READY_TIMEOUT_S,
+    restore_s: float,
 ) -> list[Reply]:
     """Send all requests at once and return all replies, in order.
 
