@@ -24,15 +24,15 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from feeding.columnar.chunk import BAD_META, ChunkMeta, Count
-from feeding.columnar.schema import Name, Schema
+from feeding.columnar.schema import Name
 from feeding.errors import ChunkError
 from rpc.limits import Limits
 
-VERSION = 4
+VERSION = 5
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 LIMITS = Limits(max_meta_bytes=1 << 20)
-"""Of the connections between feeders and workers: a Hello and a chunk's meta hold a schema."""
+"""Of the connections between feeders and workers: a chunk's meta holds a schema."""
 MAX_RECALLED = 1000
 """Entries of one Recalled, so that its meta is small."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
@@ -40,11 +40,9 @@ Meta = TypeVar("Meta")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A feeder announces the schema of its rows, also to workers that will get none of them."""
+    """A feeder asks for the state of a feed, and may claim a partition or reopen an epoch."""
 
     feed: Name
-    schema: Schema | None
-    """None: this feeder has no rows."""
     version: int = VERSION
     epoch: Count = 0
     partition: Count = 0
@@ -52,8 +50,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report the accepted rows of this partition, and accept it from this attempt only."""
     attempt: Count = 0
     """With exactly_once: the random number of this attempt to feed the partition."""
-    greets_all: bool = False
-    """The feeder sends this Hello to every worker."""
     reopen: Count = 0
     """Reopen this epoch for this round of feeding lost rows again, unless its end was read or the
     round is over; 0: nothing is fed again."""
@@ -116,9 +112,6 @@ class FeedStatus(msgspec.Struct, frozen=True, array_like=True):
     """Put: position of the chunk's first row among all accepted rows of its epoch."""
     accepted: Count = 0
     """Hello: number of entries for Recall."""
-    greet_all: bool = False
-    """Hello: send it to every worker, so that workers without a row get the schema too; no feeder
-    has done so lately."""
     ended: bool = False
     """Hello with `reopen`: the epoch's end was read, or ordered after this round, so the worker
     refuses its rows."""

@@ -1,15 +1,16 @@
 """Batch reader: chunks of a feed to full batches of numpy columns.
 
-Covers: BatchReader, Cursor (reads slices of chunks, so that batches cross chunk borders), dtype
-conversion, column selection, which rows a batch holds.
-Does not: rebuild Python rows (columnar.rows, data_feed), know TensorFlow.
+Covers: BatchReader, Cursor (reads slices of chunks, so that batches cross chunk borders), which
+chunks can be joined, which rows a batch holds.
+Does not: select or cast columns (tfos.keras.data.columns), rebuild Python rows (columnar.rows,
+data_feed), know TensorFlow.
 Threads: one consumer.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.rows import column_values
-from feeding.columnar.schema import DTYPES, ColumnSpec, Schema
-from feeding.errors import FeedSettingsError, SchemaError
+from feeding.columnar.schema import ColumnSpec, Schema
+from feeding.errors import SchemaError
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.epoch_rows import INFERENCE, Receipt, RowSpan
 
@@ -108,48 +109,21 @@ class BatchReader:
     Args:
         channel: of the worker.
         feed: name of the feed.
-        dtypes: of numeric columns: one dtype for all, or by name; other columns keep theirs.
-        columns: only these columns, in this order; `nest` then returns a dict.
-        schema: of the rows, if known; else the first feeder announces it.
     """
 
-    def __init__(
-        self,
-        channel: FeedChannel,
-        feed: str = "input",
-        *,
-        dtypes: str | Mapping[str, str] | None = None,
-        columns: Sequence[str] | None = None,
-        schema: Schema | None = None,
-    ) -> None:
+    def __init__(self, channel: FeedChannel, feed: str = "input") -> None:
         self._channel = channel
         self._feed = feed
         self._number = next(_numbers)
         self.reads_ahead = False
         """Set it if the next batch is read before the last one is trained; the trainer then reports
         batches by `hand` and `settle`."""
-        self._dtypes = dtypes
-        self._selected = columns
         self._cursor = Cursor(channel, feed)
         self._end: EpochEnd | FeedEnd | None = None
         self._source: Schema | None = None
+        """Of the first chunk."""
         self._schema: Schema | None = None
-        self._picked: tuple[int, ...] = ()
-        for dtype in [dtypes] if isinstance(dtypes, str) else (dtypes or {}).values():
-            if dtype not in DTYPES:
-                raise FeedSettingsError(
-                    f"dtype {dtype!r} is not one of {', '.join(sorted(DTYPES))}"
-                )
-        if schema is not None:
-            self._adopt(schema)
-
-    def schema(self, timeout_s: float | None = None) -> Schema | None:
-        """Return the batches' schema, after waiting for it; None if an epoch ends first."""
-        if self._schema is None:
-            found = self._channel.schema(self._feed, timeout_s)
-            if found is not None:
-                self._adopt(found)
-        return self._schema
+        """Of the batches: columns whose rows differ in length are ragged."""
 
     def next_batch(
         self, batch_size: int, timeout_s: float | None = None
@@ -161,7 +135,7 @@ class BatchReader:
             timeout_s: longest wait for each chunk; None: `starve_timeout_s`.
 
         Raises:
-            SchemaError: rows do not fit the requested dtypes or the rows before them.
+            SchemaError: rows do not fit the rows before them.
             FeedTimeout, FeedClosed: as FeedChannel.take.
         """
         slices: list[ChunkRows] = []
@@ -211,29 +185,6 @@ class BatchReader:
         """
         self._channel.settle(self._feed, keep, ended=None if ended is None else ended.epoch)
 
-    def _adopt(self, source: Schema) -> None:
-        names = source.names
-        selected = names if self._selected is None else tuple(self._selected)
-        asked = self._dtypes if isinstance(self._dtypes, Mapping) else {}
-        for name in (*selected, *asked):
-            if name not in names:
-                raise SchemaError(f"feed {self._feed!r} has no column {name!r}, it has {source}")
-        self._picked = tuple(map(names.index, selected))
-        columns = tuple(self._target(source.columns[index]) for index in self._picked)
-        self._source = source
-        self._schema = (
-            Schema(columns, source.layout) if self._selected is None else Schema.of_dict(columns)
-        )
-
-    def _target(self, spec: ColumnSpec) -> ColumnSpec:
-        asked = (
-            self._dtypes if isinstance(self._dtypes, str) else (self._dtypes or {}).get(spec.name)
-        )
-        if asked is None or (not spec.dtype and isinstance(self._dtypes, str)):
-            return spec
-        _check_cast(spec, asked, self._feed)
-        return ColumnSpec(spec.name, spec.kind, spec.value, asked, spec.shape)
-
     def assemble(self, slices: list[ChunkRows]) -> Batch:
         """Return at least one slice as one batch.
 
@@ -241,69 +192,65 @@ class BatchReader:
             SchemaError: as `next_batch`.
         """
         slices = list(slices)
+        if self._source is None or self._schema is None:
+            self._source = self._schema = slices[0].chunk.meta.schema
         for place, part in enumerate(slices):
             found = part.chunk.meta.schema
-            if self._source is None:
-                self._adopt(found)
             if found is not self._source and found != self._source:
-                slices[place] = self._in_order(part)
-                self._check_same(slices[place].chunk.meta.schema)
-        if self._schema is None:
-            raise SchemaError(
-                f"feed {self._feed!r}: no row has come, so the columns of its rows are unknown"
-            )
+                slices[place] = _in_order(part, self._source)
+                found = slices[place].chunk.meta.schema
+                self._schema = _joined(self._schema, self._source, found, self._feed)
         arrays = tuple(
             _column(slices, index, spec, self._feed)
-            for index, spec in zip(self._picked, self._schema.columns, strict=True)
+            for index, spec in enumerate(self._schema.columns)
         )
         num_rows = sum(part.num_rows for part in slices)
         return Batch(num_rows, self._schema, arrays, receipt=receipt_of(slices))
 
-    def _in_order(self, part: ChunkRows) -> ChunkRows:
-        """Order a slice's columns as the first chunk's: dicts may differ in the order of keys."""
-        before, found = self._source, part.chunk.meta.schema
-        if before is None or found.names == before.names:
-            return part
-        places = {name: place for place, name in enumerate(found.names)}
-        if len(places) < len(found.names) or places.keys() != set(before.names):
-            return part
-        order = [places[name] for name in before.names]
-        schema = Schema(tuple(found.columns[place] for place in order), before.layout)
-        meta = msgspec.structs.replace(part.chunk.meta, schema=schema)
-        columns = tuple(part.chunk.columns[place] for place in order)
-        return ChunkRows(Chunk(meta, columns, part.chunk.position), part.start, part.stop)
 
-    def _check_same(self, found: Schema) -> None:
-        """Refuse a chunk whose columns cannot be joined with those of earlier chunks."""
-        before = self._source
-        if before is None or self._schema is None:
-            return
-        if found.names != before.names:
-            raise SchemaError(
-                f"feed {self._feed!r} had rows of {before}, now come {found}; feed rows of one "
-                "form, or name another feed in queues= for the others"
-            )
-        for place, index in enumerate(self._picked):
-            spec, first = found.columns[index], before.columns[index]
-            if (spec.kind, spec.shape) != (first.kind, first.shape):
-                self._widen(place, spec, first)
-            target = self._schema.columns[place].dtype
-            if target:
-                _check_cast(spec, target, self._feed)
+def _in_order(part: ChunkRows, first: Schema) -> ChunkRows:
+    """Order a slice's columns as the first chunk's: dicts may differ in the order of keys."""
+    found = part.chunk.meta.schema
+    if found.names == first.names:
+        return part
+    places = {name: place for place, name in enumerate(found.names)}
+    if len(places) < len(found.names) or places.keys() != set(first.names):
+        return part
+    order = [places[name] for name in first.names]
+    schema = Schema(tuple(found.columns[place] for place in order), first.layout)
+    meta = msgspec.structs.replace(part.chunk.meta, schema=schema)
+    columns = tuple(part.chunk.columns[place] for place in order)
+    return ChunkRows(Chunk(meta, columns, part.chunk.position), part.start, part.stop)
 
-    def _widen(self, place: int, spec: ColumnSpec, first: ColumnSpec) -> None:
-        """Make a column ragged whose rows have differing lengths."""
-        if not (_is_row_of_items(spec) and _is_row_of_items(first)):
-            raise SchemaError(
-                f"feed {self._feed!r}: column {first.name!r} had rows of {first}, "
-                f"now come rows of {spec}; give all rows one form before they are fed"
-            )
-        if first.kind == "ragged" or self._schema is None:
-            return
-        target = self._schema.columns[place]
-        ragged = ColumnSpec(target.name, "ragged", target.value, target.dtype)
-        columns = (*self._schema.columns[:place], ragged, *self._schema.columns[place + 1 :])
-        self._schema = Schema(columns, self._schema.layout)
+
+def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
+    """Return the schema of batches that hold rows of another chunk too.
+
+    Args:
+        schema: of the batches so far.
+        first: of the first chunk.
+        found: of the other chunk, its columns in the order of the first.
+        feed: its name, for errors.
+
+    Raises:
+        SchemaError: the rows of both cannot be joined.
+    """
+    if found.names != first.names:
+        raise SchemaError(
+            f"feed {feed!r} had rows of {first}, now come {found}; feed rows of one "
+            "form, or name another feed in queues= for the others"
+        )
+    columns = list(schema.columns)
+    for place, (spec, before) in enumerate(zip(found.columns, first.columns, strict=True)):
+        if (spec.kind, spec.shape) != (before.kind, before.shape):
+            if not (_is_row_of_items(spec) and _is_row_of_items(before)):
+                raise SchemaError(
+                    f"feed {feed!r}: column {before.name!r} had rows of {before}, "
+                    f"now come rows of {spec}; give all rows one form before they are fed"
+                )
+            columns[place] = ColumnSpec(before.name, "ragged", before.value, before.dtype)
+        _check_cast(spec, before.dtype, feed)
+    return Schema(tuple(columns), schema.layout)
 
 
 def _is_row_of_items(spec: ColumnSpec) -> bool:
@@ -312,15 +259,15 @@ def _is_row_of_items(spec: ColumnSpec) -> bool:
 
 def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
     """Refuse a dtype that changes numbers; whether ints fit is checked per batch."""
-    if spec.dtype:
-        source, target = np.dtype(spec.dtype), np.dtype(dtype)
-        both_ints = source.kind in "biu" and target.kind in "iu"
-        if both_ints or np.can_cast(source, target, "same_kind"):
-            return
-    raise SchemaError(
-        f"feed {feed!r}: column {spec} cannot become {dtype}; pass the reader dtypes that hold it, "
-        f'for instance {{"{spec.name}": "{spec.dtype or "its own"}"}}'
-    )
+    if not dtype:  # texts
+        return
+    source, target = np.dtype(spec.dtype), np.dtype(dtype)
+    both_ints = source.kind in "biu" and target.kind in "iu"
+    if not both_ints and not np.can_cast(source, target, "same_kind"):
+        raise SchemaError(
+            f"feed {feed!r}: column {spec.name!r} had {dtype}, now comes {spec.dtype}, which "
+            f"cannot become {dtype}; cast the column to one type before it is fed"
+        )
 
 
 def _column(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) -> BatchColumn:
@@ -377,12 +324,12 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
 
 
 def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
-    """Refuse ints that overflow the requested dtype."""
+    """Refuse ints that overflow the dtype of the rows before them."""
     if dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype, "safe"):
         return
     info, low, high = np.iinfo(dtype), int(values.min()), int(values.max())
     if low < info.min or high > info.max:
         raise SchemaError(
-            f"feed {feed!r}: column {name!r} holds {low}..{high}, which {dtype} cannot; "
-            "ask for a wider dtype"
+            f"feed {feed!r}: column {name!r} had {dtype}, now comes {low}..{high}, which it cannot "
+            "hold; cast the column to one type before it is fed"
         )

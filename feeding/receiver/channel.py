@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeding.columnar.chunk import Chunk
-from feeding.columnar.schema import Schema
 from feeding.config import FeedConfig
 from feeding.encode.arrays import Columns
 from feeding.errors import FeedClosed, FeedTimeout, TrainerFailed
@@ -38,7 +37,6 @@ class FeedChannel:
     Args:
         config: limits and deadlines.
         worker: name of this worker in errors, such as "worker:1".
-        first_epoch: of the feeds; a worker that replaces a lost one joins at a later epoch.
         on_rows: called when rows were read or trained, with feed, epoch, the rows trained and
             dropped before the first one that is neither, and the position from which on none was
             read.
@@ -49,11 +47,10 @@ class FeedChannel:
         config: FeedConfig | None = None,
         *,
         worker: str = "worker",
-        first_epoch: int = 0,
         on_rows: Callable[[str, int, int, int, int], None] | None = None,
     ) -> None:
         self._on_rows = on_rows
-        self._state = FeedState(config or FeedConfig(), worker, first_epoch)
+        self._state = FeedState(config or FeedConfig(), worker)
         self._handler = FeedHandler(self._state)
 
     def handler(self, call: Call) -> None:
@@ -300,33 +297,6 @@ class FeedChannel:
                 self._state.answers_of(feed).add(results)
             finally:
                 self._state.changed.notify_all()
-
-    def schema(self, feed: str, timeout_s: float | None = None) -> Schema | None:
-        """Wait for the schema of a feed.
-
-        Args:
-            feed: name of the feed.
-            timeout_s: longest wait; None: `starve_timeout_s`.
-
-        Returns:
-            The schema that the first feeder announced; None if an epoch ends first.
-
-        Raises:
-            FeedTimeout: no feeder came in time.
-        """
-
-        def known() -> Schema | bool | None:
-            queue = self._state.queue(feed)
-            return queue.schema or queue.ends_without_rows or None
-
-        limit_s = self._limit_s(timeout_s)
-        with self._state.changed:
-            found = self._state.wait_for(known, limit_s)
-        if found is None:
-            raise FeedTimeout(
-                f"{self._state.worker}: feed {feed!r} has no schema after {limit_s:g} s"
-            )
-        return found if isinstance(found, Schema) else None
 
     # Watching.
 

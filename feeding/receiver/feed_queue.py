@@ -80,12 +80,11 @@ class FeedQueue:
 
     Args:
         feed: its name, for messages.
-        first_epoch: number of the first epoch that can arrive.
     """
 
-    def __init__(self, feed: str, first_epoch: int = 0) -> None:
+    def __init__(self, feed: str) -> None:
         self.feed = feed
-        self.epoch = first_epoch
+        self.epoch = 0
         self.epochs_done = 0
         self.fed_rows = 0
         self.taken_rows = 0
@@ -100,7 +99,6 @@ class FeedQueue:
         self.is_terminated = False
         """Whether the consumer has stopped reading this feed, not all of them."""
         self.finished = False
-        self.schema: Schema | None = None
         self.validation: ValidationRows | None = None
         """Validation of the last epoch that was ended with one."""
         self.validates = False
@@ -115,7 +113,7 @@ class FeedQueue:
         self._rows: dict[int, EpochRows] = {}
         self._at_trainer: deque[Receipt] = deque()
         self._reader = 0
-        self._trainer_epoch = first_epoch
+        self._trainer_epoch = 0
         """Epoch of the rows that the trainer got last."""
 
     @property
@@ -195,8 +193,6 @@ class FeedQueue:
         # Only training rows have positions: they tell which rows a lost worker had trained.
         if not inference:
             position = self._accept(chunk.meta, owner)
-        # The consumer may wait for the schema even of rows that are dropped.
-        self.schema = self.schema or chunk.meta.schema
         self.fed_rows += chunk.num_rows
         if self.draining:
             self.dropped_rows += chunk.num_rows
@@ -398,13 +394,6 @@ class FeedQueue:
         # The consumer may have the session's first rows and wait for the rest of the batch.
         kept.appendleft(_break_marker(self.feed, session))
         slot.chunks = kept
-
-    @property
-    def ends_without_rows(self) -> bool:
-        """Whether the consumer's next item is an end, before any row."""
-        slot = self._epochs.get(self.epoch)
-        empty = slot is not None and slot.flushed and not slot.chunks
-        return self.epochs_done > 0 or empty or self.finished or self.draining
 
     def _pop_session(self, session: int) -> Chunk | None:
         slot = self._epochs.get(self.epoch)

@@ -8,8 +8,6 @@ Threads: one per feeder; shared state is FeedState, under its condition.
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,6 @@ from rpc.server.listener import Call
 
 MAX_TEXT_CHARS = 16_000
 """An error frame ends at 64 KiB."""
-GREET_AGAIN_S = 30.0
-"""How long one Hello to all workers counts."""
 
 
 class FeedHandler:
@@ -33,8 +29,6 @@ class FeedHandler:
 
     def __init__(self, state: FeedState) -> None:
         self._state = state
-        self._greeted_s: dict[str, float] = {}
-        """By feed: monotonic time of the last Hello to all workers, or of the order to send it."""
 
     def handle(self, call: Call) -> None:
         """Answer one call; a refusal is sent as the code of its error."""
@@ -88,37 +82,15 @@ class FeedHandler:
                 f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
                 f"{request.version}; install one version of tfos on all executors"
             )
-        if request.schema is not None:
-            request.schema.check()
         with self._state.changed:
             self._state.check_open()
             queue = self._state.queue(request.feed)
-            queue.schema = queue.schema or request.schema
-            self._state.changed.notify_all()
             accepted = 0
             if request.exactly_once:
                 rows = queue.rows(request.epoch)
                 accepted = len(rows.claim(request.partition, request.attempt))
             ended = request.reopen > 0 and not queue.reopen(request.epoch, request.reopen)
-            greet_all = self._must_greet_all(request)
-            return self._status(
-                request.feed, 0, accepted=accepted, ended=ended, greet_all=greet_all
-            )
-
-    def _must_greet_all(self, request: Hello) -> bool:
-        """Return whether this feeder has to greet all other workers, so that they get the schema.
-
-        The first feeder of a feed does, and another one `GREET_AGAIN_S` later: the first may have
-        died, and a worker may be new.
-        """
-        if request.schema is None:
-            return False
-        now_s = time.monotonic()
-        greeted_s = self._greeted_s.get(request.feed, -math.inf)
-        if not request.greets_all and now_s - greeted_s < GREET_AGAIN_S:
-            return False
-        self._greeted_s[request.feed] = now_s
-        return not request.greets_all
+            return self._status(request.feed, 0, accepted=accepted, ended=ended)
 
     def _recall(self, request: Recall) -> Recalled:
         with self._state.changed:

@@ -31,10 +31,9 @@ class FeedState:
     Args:
         config: limits of the feeds, in bytes and seconds.
         worker: name of this worker, for messages.
-        first_epoch: number of the first epoch of each feed.
     """
 
-    def __init__(self, config: FeedConfig, worker: str, first_epoch: int) -> None:
+    def __init__(self, config: FeedConfig, worker: str) -> None:
         self.config = config
         self.worker = worker
         self.changed = threading.Condition()
@@ -42,7 +41,6 @@ class FeedState:
         self.end: FeedError | None = None
         self.queues: dict[str, FeedQueue] = {}
         self.answers: dict[str, InferenceResults] = {}
-        self._first_epoch = first_epoch
 
     def queue(self, feed: str) -> FeedQueue:
         """Return the queue of this feed, made on first use.
@@ -57,7 +55,7 @@ class FeedState:
                     f"{self.worker} has {MAX_FEEDS} feeds, the most that a worker can have, and "
                     f"{feed!r} is one more; name fewer in queues="
                 )
-            queue = self.queues[feed] = FeedQueue(feed, self._first_epoch)
+            queue = self.queues[feed] = FeedQueue(feed)
             queue.draining = self.draining
             self.answers[feed] = InferenceResults(feed, self.worker, self.config)
         return queue

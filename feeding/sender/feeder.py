@@ -25,7 +25,6 @@ from feeding.config import FeedConfig
 from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
 from feeding.protocol.messages import Hello, Wait
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span
-from feeding.sender.connection_pool import Purpose
 from feeding.sender.routing import choose
 from feeding.sender.worker_link import (
     FRESH_S,
@@ -169,7 +168,7 @@ class Feeder:
         credentials: of the cluster.
         config: limits and deadlines.
         packer: makes chunks of this partition's rows.
-        hello: feed, epoch and partition; the feeder fills in the schema.
+        hello: feed, epoch and partition.
         only: ranges of the rows to feed, numbered in the order of feeding; None: all.
         keeps_unsent: report the rows that no worker is left to take, instead of NoWorkerLeft.
     """
@@ -186,14 +185,13 @@ class Feeder:
         keeps_unsent: bool = False,
     ) -> None:
         self._keeps_unsent = keeps_unsent
-        self._credentials = credentials
         self._config = config
         self._hello = hello
         self._feed = hello.feed
         self._partition = hello.partition
         self._packer = packer
         self._selection = Selection(only)
-        self._links = [WorkerLink(target) for target in targets]
+        self._links = [WorkerLink(target, credentials, hello.feed) for target in targets]
         self._queued: deque[Chunk] = deque()
 
     def run(self, rows: Iterator[Any]) -> FeedReport:
@@ -213,7 +211,7 @@ class Feeder:
             missing = self._selection.num_rows or 0
             return FeedReport(self._partition, rows=missing, dropped_rows=missing)
         try:
-            self._begin(first)
+            self._begin()
             try:
                 self._send_all(chunks if first is None else itertools.chain([first], chunks))
             except NoWorkerLeft as error:
@@ -225,26 +223,20 @@ class Feeder:
             if self._keeps_unsent and self._hello.reopen and report.dropped_rows and has_ended:
                 report = self._unsent(report, "")
             for link in self._links:
-                link.keep(self._purpose(link))
+                link.keep()
             return report
         finally:
             for link in self._links:
                 link.close()
 
-    def _begin(self, first: Chunk | None) -> None:
-        """Take kept connections; greet all workers first if their answers decide what is sent.
-
-        Args:
-            first: of the partition; None: it has no rows.
-        """
+    def _begin(self) -> None:
+        """Take kept connections; greet all workers first if their answers decide what is sent."""
         hello = self._hello
-        if first is not None:
-            hello = msgspec.structs.replace(hello, schema=first.meta.schema)
         if hello.exactly_once:
             hello = msgspec.structs.replace(hello, attempt=secrets.randbits(62) + 1)
         self._hello = hello
         for link in self._links:
-            link.take_kept(self._purpose(link))
+            link.take_kept()
         if not hello.exactly_once and not hello.reopen:
             return
         for link in self._links:
@@ -252,7 +244,7 @@ class Feeder:
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
         stall = Stall(self._config.feed_timeout_s)
-        self._greet_all(hello, self._links)
+        greet(self._links, hello, self._config.connect_timeout_s)
         for link in self._links:
             found = link.recall(hello, self._config.connect_timeout_s)
             # Its rows are trained, if it lives, so they must not go to others.
@@ -282,28 +274,14 @@ class Feeder:
         return replace(report, unsent=tuple(unsent), no_worker=reason)
 
     def _greet(self, link: WorkerLink) -> None:
-        """Greet a worker for its status; greet the others too if its reply asks for it."""
+        """Greet a worker for its status."""
         # Without the claim: a later attempt may have claimed the partition meanwhile.
         hello = msgspec.structs.replace(self._hello, exactly_once=False, reopen=0)
-        self._send_hello(hello, [link])
-        if link.alive and link.status.greet_all:
-            others = [each for each in self._links if each is not link]
-            idle = [each for each in others if each.alive and each.pending is None]
-            self._greet_all(hello, idle)
-
-    def _greet_all(self, hello: Hello, links: list[WorkerLink]) -> None:
-        """Send Hello to several workers: to all except busy ones."""
-        self._send_hello(_to_all(hello), links)
+        greet([link], hello, self._config.connect_timeout_s)
 
     def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
         what = f"partition {self._partition}"
-        greet_again(silent, self._credentials, _to_all(hello), self._config, stall, what)
-
-    def _send_hello(self, hello: Hello, links: list[WorkerLink]) -> None:
-        greet(links, self._credentials, hello, self._config.connect_timeout_s)
-
-    def _purpose(self, link: WorkerLink) -> Purpose:
-        return Purpose(self._credentials, link.target.endpoint, self._feed)
+        greet_again(silent, hello, self._config, stall, what)
 
     def _send_queued(self) -> bool:
         """Send the queued chunks; False once every trainer has stopped reading."""
@@ -403,14 +381,8 @@ class Feeder:
             )
 
 
-def _to_all(hello: Hello) -> Hello:
-    """Return the greeting for one worker of several that are greeted."""
-    return msgspec.structs.replace(hello, greets_all=True)
-
-
 def greet_again(
     silent: list[WorkerLink],
-    credentials: Credentials,
     hello: Hello,
     config: FeedConfig,
     stall: Stall,
@@ -423,7 +395,6 @@ def greet_again(
 
     Args:
         silent: the workers.
-        credentials: of the cluster.
         hello: the greeting.
         config: the limits.
         stall: the deadline.
@@ -445,7 +416,7 @@ def greet_again(
     tries = max(link.num_silences for link in silent)
     for link in silent:
         link.revive()
-    greet(silent, credentials, hello, min(left_s, config.connect_timeout_s * float(1 << tries)))
+    greet(silent, hello, min(left_s, config.connect_timeout_s * float(1 << tries)))
 
 
 def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:

@@ -23,7 +23,6 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError
 from feeding.protocol.messages import Hello, Wait
-from feeding.sender.connection_pool import Purpose
 from feeding.sender.feeder import Stall, greet_again, no_worker_left_text
 from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wait_links
 from rpc.auth.handshake import Credentials
@@ -75,7 +74,6 @@ class InferenceFeeder:
         make_packer: MakePacker = Packer,
         held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._credentials = credentials
         self._config = config
         self._feed = feed
         self._partition = partition
@@ -87,7 +85,7 @@ class InferenceFeeder:
             mode="inference",
             session=self._session,
         )
-        self._links = [WorkerLink(target) for target in targets]
+        self._links = [WorkerLink(target, credentials, feed) for target in targets]
         self._held_bytes = held_bytes
         self._received = 0
 
@@ -103,7 +101,7 @@ class InferenceFeeder:
         if first is None:
             return
         try:
-            link = self._begin(first)
+            link = self._begin()
             sent = 0
             for chunk in itertools.chain([first], chunks):
                 yield from self._put(link, chunk)
@@ -112,34 +110,31 @@ class InferenceFeeder:
             while self._received < sent:
                 self._ask(link, stall, None)
                 yield from self._results(link, stall)
-            link.keep(self._purpose(link))
+            link.keep()
         finally:  # of the worker's connection, if the session has not come to its end
             for link in self._links:
                 link.close()
 
-    def _begin(self, first: Chunk) -> WorkerLink:
+    def _begin(self) -> WorkerLink:
         """Greet all workers, choose one, and keep the connections to the others."""
         for link in self._links:
-            link.take_kept(self._purpose(link))
+            link.take_kept()
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
-        hello = Hello(self._feed, first.meta.schema, greets_all=True)
+        hello = Hello(self._feed)
         stall = Stall(self._config.feed_timeout_s)
-        greet(self._links, self._credentials, hello, self._config.connect_timeout_s)
+        greet(self._links, hello, self._config.connect_timeout_s)
         while not any(link.alive for link in self._links):
             silent = [link for link in self._links if link.may_answer]
             if not silent:
                 break
             what = f"partition {self._partition}"
-            greet_again(silent, self._credentials, hello, self._config, stall, what)
+            greet_again(silent, hello, self._config, stall, what)
         chosen = self._choose()
         for link in self._links:
             if link is not chosen:
-                link.keep(self._purpose(link))
+                link.keep()
         return chosen
-
-    def _purpose(self, link: WorkerLink) -> Purpose:
-        return Purpose(self._credentials, link.target.endpoint, self._feed)
 
     def _choose(self) -> WorkerLink:
         """Return the worker with the fewest unread bytes."""
@@ -171,7 +166,7 @@ class InferenceFeeder:
     def _results(self, link: WorkerLink, stall: Stall) -> Iterator[Chunk]:
         while link.status.ready:
             try:
-                chunk = link.fetch(self._feed, self._session, self._config.feed_timeout_s)
+                chunk = link.fetch(self._session, self._config.feed_timeout_s)
             except RpcError as error:
                 link.lose(f"{type(error).__name__}: {error}")
                 raise self._lost() from error

@@ -78,7 +78,6 @@ class FeedTask:
             return
         hello = Hello(
             self.feed,
-            None,
             epoch=self.epoch,
             partition=partition,
             exactly_once=self.exactly_once,

@@ -84,6 +84,10 @@ class WorkerLink:
     """One worker from the view of one feeder."""
 
     target: FeedTarget
+    credentials: Credentials
+    """Of the cluster."""
+    feed: str
+    """Name of the feed that its connection is for."""
     connection: Connection | None = None
     pending: PendingCall | None = None
     chunk: Chunk | None = None
@@ -156,13 +160,17 @@ class WorkerLink:
         is_used = self.connection is not None and self.connection.is_nearly_used
         return is_used and not self.stays_used
 
-    def take_kept(self, purpose: Purpose) -> None:
+    @property
+    def _purpose(self) -> Purpose:
+        return Purpose(self.credentials, self.target.endpoint, self.feed)
+
+    def take_kept(self) -> None:
         """Use a connection of an earlier partition, if there is one.
 
         Raises:
             FeedError: as `receive_reply`, for a call of that partition.
         """
-        idle = POOL.take(purpose)
+        idle = POOL.take(self._purpose)
         if idle is None:
             return
         self.connection, self.is_kept = idle.connection, True
@@ -173,7 +181,7 @@ class WorkerLink:
             # The reply may be as old as the call: no task of this process has polled since.
             self.replied_at_s, self.is_kept = idle.asked_at_s, self.connection is not None
 
-    def keep(self, purpose: Purpose) -> None:
+    def keep(self) -> None:
         """Give the connection to the pool, unless a chunk is in flight on it."""
         if self.connection is None or self.connection.closed or self.chunk is not None:
             return
@@ -181,16 +189,15 @@ class WorkerLink:
             self.connection, self.status, self.replied_at_s, self.pending, self.asked_at_s
         )
         self.connection = self.pending = None
-        POOL.give(purpose, idle)
+        POOL.give(self._purpose, idle)
 
-    def open(self, credentials: Credentials, timeout_s: float) -> None:
+    def open(self, timeout_s: float) -> None:
         """Connect if not connected, or if the connection is nearly used.
 
         A failure makes the worker lost, as one a while ago does; but a used connection is good for
         many calls more, and stays for this partition if it cannot be replaced now.
 
         Args:
-            credentials: of the cluster.
             timeout_s: for connecting, in seconds.
         """
         if not self.wants_connection:
@@ -209,7 +216,7 @@ class WorkerLink:
             made = connect(
                 self.target.endpoint,
                 identity,
-                credentials,
+                self.credentials,
                 expect=Identity(Role.WORKER, self.target.worker),
                 timeout_s=timeout_s,
                 limits=messages.LIMITS,
@@ -319,11 +326,10 @@ class WorkerLink:
                 break
         return found
 
-    def fetch(self, feed: str, session: int, timeout_s: float) -> Chunk:
+    def fetch(self, session: int, timeout_s: float) -> Chunk:
         """Fetch the results that the last status announced.
 
         Args:
-            feed: name of the feed.
             session: of the results.
             timeout_s: for the call.
 
@@ -336,7 +342,9 @@ class WorkerLink:
         buffer = memoryview(bytearray(self.status.ready_bytes))
         try:
             reply = self.connection.call(
-                messages.encode(messages.Fetch(feed, session)), into=[buffer], timeout_s=timeout_s
+                messages.encode(messages.Fetch(self.feed, session)),
+                into=[buffer],
+                timeout_s=timeout_s,
             )
         except RemoteError as error:
             raise from_remote(error, self.target.name) from error
@@ -428,17 +436,11 @@ def wait_links(links: list[WorkerLink], timeout_s: float) -> list[WorkerLink]:
     return [pending[id(call)] for call in wait_any(calls, max(0.0, timeout_s))]
 
 
-def greet(
-    links: list[WorkerLink],
-    credentials: Credentials,
-    hello: Request,
-    timeout_s: float,
-) -> None:
+def greet(links: list[WorkerLink], hello: Request, timeout_s: float) -> None:
     """Connect to workers and get their status; workers that do not answer are lost.
 
     Args:
         links: to the workers.
-        credentials: of the cluster.
         hello: the first request.
         timeout_s: for connecting, `_AT_ONCE` workers at a time, then for all answers together.
 
@@ -447,7 +449,7 @@ def greet(
     """
     waiting = links
     while waiting:
-        _ask_all(waiting, credentials, hello, timeout_s)
+        _ask_all(waiting, hello, timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(link.pending for link in waiting):
             done = wait_links(waiting, deadline - time.monotonic())
@@ -463,20 +465,17 @@ def greet(
         waiting = [link for link in waiting if link.alive and link.connection is None]
 
 
-def _ask_all(
-    links: list[WorkerLink], credentials: Credentials, hello: Request, timeout_s: float
-) -> None:
+def _ask_all(links: list[WorkerLink], hello: Request, timeout_s: float) -> None:
     """Connect to workers where needed, and send each the first request.
 
     Args:
         links: to the workers.
-        credentials: of the cluster.
         hello: the first request.
         timeout_s: per worker.
     """
 
     def ask(link: WorkerLink) -> None:
-        link.open(credentials, timeout_s)
+        link.open(timeout_s)
         link.ask(hello, timeout_s)
 
     new: list[WorkerLink] = []

@@ -183,12 +183,6 @@ class ShardSnapshot:
         """Whether its saver may still come in time."""
         return not (self._is_released or self._has_expired())
 
-    @property
-    def num_aside_bytes(self) -> int:
-        """Bytes of the buckets that are copied and not written yet."""
-        copies = tuple(self._aside.values())
-        return sum(array.nbytes for _, arrays in copies for array in arrays)
-
     def keep(self, unit: int) -> None:
         """Copy what the save still needs of a unit, before a change; hold the unit's lock."""
         if self._is_released or self._has_expired():

@@ -154,11 +154,6 @@ class RowGate:
         """Whether lookups to train on need permits; then rows do not wait for the barrier."""
         return self._hybrid is not None
 
-    def permits_of(self, worker: WorkerRank) -> frozenset[RequestId]:
-        """The worker's batches that are under way; none where lookups need no permit."""
-        with self._gate.changed:
-            return self._hybrid.permits.held(worker) if self._hybrid else frozenset()
-
     def admit(self, ticket: Ticket, batch: RequestId | None) -> None:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 

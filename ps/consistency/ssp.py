@@ -56,11 +56,6 @@ class SSP:
         self._slowest = 0
 
     @property
-    def clocks(self) -> dict[WorkerRank, int]:
-        """Every member's clock."""
-        return dict(self._clocks)
-
-    @property
     def outlives_workers(self) -> bool:
         """Always: nobody waits for a lost worker."""
         return True

@@ -76,9 +76,9 @@ _READERS = frozenset({Role.WORKER, Role.DRIVER, Role.SUPERVISOR})
 _WORKERS = frozenset({Role.WORKER})
 _WORKERS_AND_DRIVER = frozenset({Role.WORKER, Role.DRIVER})
 _SCANNERS = frozenset({Role.WORKER, Role.DRIVER, Role.FEEDER})
-"""Spark tasks read whole tables (tfos.serving.scan_task); they have the credentials of feeders."""
+"""Spark tasks read whole tables (tfos.serving.table_tasks), with the credentials of feeders."""
 _LOADERS = frozenset({Role.WORKER, Role.FEEDER})
-"""Spark tasks bring whole tables (tfos.serving.load_task). No trained row changes by it."""
+"""Spark tasks bring whole tables (tfos.serving.table_tasks). No trained row changes by it."""
 _LEADER = frozenset({Role.SERVER})
 """Of hand-started servers that save themselves; see ps.cli.self_saving."""
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})

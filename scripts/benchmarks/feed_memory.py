@@ -3,11 +3,11 @@
 Figure: P22.
 Method: one feed task and one worker, each a process of its own on this host. The task feeds narrow
     rows (a number and ten numbers) from pickled batches of 1,000, as Spark stores them; the worker
-    reads float32 batches of 256 and drops them, as fast as they come or, with the slow trainer,
-    after a wait per batch, so that the feeder is always ahead and held back at 64 MiB of unread
-    rows. The resident memory of both is read from the kernel every 20 ms, from the millionth row
-    on: the queue has filled by then. The figure is the largest ratio, in either direction, to the
-    median of the first tenth of that time.
+    reads batches of 256, makes them float32 and drops them, as fast as they come or, with the slow
+    trainer, after a wait per batch, so that the feeder is always ahead and held back at 64 MiB of
+    unread rows. The resident memory of both is read from the kernel every 20 ms, from the millionth
+    row on: the queue has filled by then. The figure is the largest ratio, in either direction, to
+    the median of the first tenth of that time.
 Caveats: pages shared by processes count in each.
 Bar: at most 1.1.
 Last result: docs/guides/performance.md.
@@ -38,7 +38,9 @@ MB = 1e6
 
 
 def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
-    """Read float32 batches and drop them."""
+    """Read batches, make them float32 and drop them."""
+    import numpy as np
+
     from feeding.columnar.batch import Batch, FeedEnd
     from feeding.receiver.batch_reader import BatchReader
     from feeding.receiver.channel import FeedChannel
@@ -50,7 +52,7 @@ def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
     listener.bind_unix()
     listener.start()
     pipe.send(listener.endpoint)
-    reader, rows, pause = BatchReader(channel, dtypes="float32"), 0, threading.Event()
+    reader, rows, pause = BatchReader(channel), 0, threading.Event()
 
     def finish_when_told() -> None:
         pipe.recv()
@@ -58,7 +60,10 @@ def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
 
     threading.Thread(target=finish_when_told, daemon=True).start()
     while not isinstance(item := reader.next_batch(256), FeedEnd):
-        rows += item.num_rows if isinstance(item, Batch) else 0
+        if isinstance(item, Batch):
+            rows += item.num_rows
+            for column in item.arrays:
+                np.asarray(column, np.float32)
         if wait_s:
             pause.wait(wait_s)  # a step
     pipe.send(rows)

@@ -137,11 +137,11 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
     return wait_until(condition, what, timeout_s)
 
 
-def read_epochs(worker: Worker, batch_size: int = 10, **options: Any) -> Background:
+def read_epochs(worker: Worker, batch_size: int = 10, feed: str = "input") -> Background:
     """Read batches until the feed ends; gives a list of epochs, each a list of batches."""
 
     def read() -> list[list[Any]]:
-        reader = BatchReader(worker.channel, **options)
+        reader = BatchReader(worker.channel, feed)
         epochs: list[list[Any]] = [[]]
         while not isinstance(item := reader.next_batch(batch_size), FeedEnd):
             if isinstance(item, EpochEnd):

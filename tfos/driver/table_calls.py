@@ -1,7 +1,7 @@
 """Tables at the driver: single rows by id, and whole tables as DataFrames, read and loaded.
 
 Covers: `cluster.lookup()`, `cluster.rows()` and `cluster.load_rows()`.
-Does not: touch whole tables in the driver: Spark's tasks do (tfos.serving.scan_task, load_task).
+Does not: touch whole tables in the driver: Spark's tasks do (tfos.serving.table_tasks).
 Runs in: the driver.      Threads: any.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ps.client.client import PSClient
     from ps.manifest.table_spec import TableSpec
     from rpc.endpoint import Endpoint
-    from tfos.serving.task_servers import TaskServers
+    from tfos.serving.table_tasks import TaskServers
 
 _ELEMENT = {"float32": "float", "float64": "double"}
 _ID_TYPES = ("tinyint", "smallint", "int", "bigint", "string", "binary")
@@ -105,7 +105,7 @@ class TableCalls:
         """
         from pyspark.sql import SparkSession
 
-        from tfos.serving.scan_task import ScanTask
+        from tfos.serving.table_tasks import ScanTask
 
         with self._of_one_failure():
             with ExitStack() as stack:
@@ -147,7 +147,7 @@ class TableCalls:
             pyspark.errors.PySparkException: a row does not fit, or the table is full; the text
                 names it, and rows before it are loaded.
         """
-        from tfos.serving.load_task import LoadTask
+        from tfos.serving.table_tasks import LoadTask
 
         with self._of_one_failure():
             with ExitStack() as stack:
@@ -191,7 +191,7 @@ class TableCalls:
                 raise
 
     def _servers_of_tasks(self, call: str) -> TaskServers:
-        from tfos.serving.task_servers import TaskServers
+        from tfos.serving.table_tasks import TaskServers
 
         reserved = self._reserved
         workers = reserved.coordinator.read(lambda state: len(state.workers))

@@ -9,7 +9,6 @@ Threads: several calls may run at once, for different feeds; each feed has one c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -93,8 +92,8 @@ class ClusterFeeder:
                     self._begin_epoch(call)
                     if validation is not None:
                         self._begin_epoch(validation.call)
-                    limited = self._limited(call, request)
-                    report = self._epochs.feed(source, call, limited, progress, validation)
+                    self._set_limit(call)
+                    report = self._epochs.feed(source, call, request, progress, validation)
                     if report is None or report.dropped_rows:
                         self._watch.check_not_ending(call)
                     if report is None:
@@ -233,8 +232,8 @@ class ClusterFeeder:
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
-        request = self._limited(call, validation.request)
-        report = self._epochs.feed(validation.source, call, request, progress)
+        self._set_limit(call)
+        report = self._epochs.feed(validation.source, call, validation.request, progress)
         if report is not None:
             self._console.progress(validation.add(report), final=True)
 
@@ -260,8 +259,8 @@ class ClusterFeeder:
             try:
                 progress.start_epoch(0, self._watch.sample(request.feed))
                 self._begin_epoch(call)
-                limited = self._limited(call, request)
-                report = self._epochs.feed(source_of(request), call, limited, progress)
+                self._set_limit(call)
+                report = self._epochs.feed(source_of(request), call, request, progress)
                 if report is not None and report.fed_rows:
                     progress.add(self._watch.sample(request.feed))
                     self._console.progress(final_line(report, progress), final=True)
@@ -282,17 +281,12 @@ class ClusterFeeder:
             targets=targets,
             credentials=TaskCredentials(self._cluster_id),
             feed=request.feed,
-            config=feed_config(request, self._config),
+            config=feed_config(request.feed_timeout_s, self._config),
         )
         return answers_of(request, task)
 
-    def _limited(self, call: FeedCall, request: FeedRequest) -> FeedRequest:
-        """Return a request for one epoch that lets workers stand still while others work.
-
-        Args:
-            call: keeps the limit.
-            request: of the call, or of its validation.
-        """
+    def _set_limit(self, call: FeedCall) -> None:
+        """Set the limit of the next epoch: workers may stand still while others work."""
         call.limit_s = self._coordinator.read(
             lambda state: worker_limit_s(
                 self._config,
@@ -301,7 +295,6 @@ class ClusterFeeder:
                 has_stepped=state.has_stepped,
             )
         )
-        return dataclasses.replace(request, feed_timeout_s=call.limit_s)
 
     def _begin_epoch(self, call: FeedCall) -> None:
         call.epoch = call.epochs.take()

@@ -116,12 +116,12 @@ class EpochFeeder:
             validation: what is to validate this epoch.
         """
         feed, batch = call.feed, request.batch
-        targets = self._await_targets(call, progress, request.feed_timeout_s)
+        targets = self._await_targets(call, progress)
         if not targets:
             return None
         call.check_wanted()
         checked_by = validation.feed_epoch if validation is not None else None
-        stall_s = chief_limit_s(self._config.checkpoints, request.feed_timeout_s)
+        stall_s = chief_limit_s(self._config.checkpoints, call.limit_s)
         if batch is not None:
             self._begin(batch, call, progress, stall_s)
         started_s = time.monotonic()
@@ -199,16 +199,14 @@ class EpochFeeder:
                 raise
             raise poison from (poison.__cause__ or error)
 
-    def _await_targets(
-        self, call: FeedCall, progress: TrainingProgress, stall_s: float
-    ) -> tuple[FeedTarget, ...]:
+    def _await_targets(self, call: FeedCall, progress: TrainingProgress) -> tuple[FeedTarget, ...]:
         """Return the workers that take rows; wait for one that is started again if none is left."""
 
         def is_known(state: ClusterView) -> bool:
             return bool(targets_of(state)) or not state.awaited()
 
         if not self._coordinator.read(is_known):
-            self._watch.until(is_known, call, progress, stall_s=stall_s)
+            self._watch.until(is_known, call, progress, stall_s=call.limit_s)
         return self._coordinator.read(targets_of)
 
     def _begin(
@@ -244,7 +242,7 @@ class EpochFeeder:
                 lambda state: not state.unflushed(feed, epoch) or bool(run.new_losses(state)),
                 run.call,
                 run.progress,
-                stall_s=run.task.config.feed_timeout_s,
+                stall_s=run.call.limit_s,
             )
             if self._feed_lost(run):
                 self._coordinator.act(run.end)
@@ -291,8 +289,7 @@ class EpochFeeder:
             return bool(run.takers(state)) or not state.restarting()
 
         if not self._coordinator.read(is_known):
-            stall_s = run.task.config.feed_timeout_s
-            self._watch.until(is_known, run.call, run.progress, stall_s=stall_s)
+            self._watch.until(is_known, run.call, run.progress, stall_s=run.call.limit_s)
         return self._coordinator.read(run.takers)
 
     def _without_poison(self, run: EpochFeed, rows: Rows) -> Rows:
@@ -320,7 +317,7 @@ class EpochFeeder:
             credentials=TaskCredentials(self._credentials.cluster_id),
             feed=call.feed,
             epoch=call.epoch,
-            config=feed_config(request, self._config),
+            config=feed_config(call.limit_s, self._config),
             shuffle=None
             if seed is None
             else Shuffle(seed, window_rows, first_epoch=call.epochs.before or 0),
@@ -345,9 +342,10 @@ class EpochFeeder:
         )
         give_credentials(self._sc, self._credentials)
         job.start(count_tasks=True)
-        stall_s = task.config.feed_timeout_s
         try:
-            self._watch.until(lambda _: job.is_ended, call, run.progress, job=job, stall_s=stall_s)
+            self._watch.until(
+                lambda _: job.is_ended, call, run.progress, job=job, stall_s=call.limit_s
+            )
         except BaseException:
             job.cancel(_CANCEL_S)
             raise
@@ -370,13 +368,11 @@ class EpochFeeder:
             raise self._watch.failure(run.call, NoWorkerLeft(reason))
 
 
-def feed_config(request: FeedRequest, config: ClusterConfig) -> FeedConfig:
+def feed_config(feed_timeout_s: float, config: ClusterConfig) -> FeedConfig:
     """Return how the rows of a call travel.
 
     Args:
-        request: the call's arguments.
+        feed_timeout_s: the limit without any worker taking a row.
         config: of the cluster.
     """
-    return FeedConfig(
-        feed_timeout_s=request.feed_timeout_s, max_inflight_bytes=config.max_inflight_bytes
-    )
+    return FeedConfig(feed_timeout_s=feed_timeout_s, max_inflight_bytes=config.max_inflight_bytes)

@@ -65,7 +65,7 @@ class FeedCall:
     epochs: EpochNumbers
     feed_timeout_s: float
     """As the user gave it."""
-    limit_s: float = 0.0
+    limit_s: float
     """Of the epoch that is fed: above `feed_timeout_s` where workers wait for the chief."""
     epoch: int = 0
     """Of the feed, from 0, counted over all calls."""
@@ -117,7 +117,9 @@ class FeedCalls:
                     "for it, or use another feed: name it in queues= of reserve() and in qname=."
                 )
             epochs = self._epochs.setdefault(feed, EpochNumbers())
-            call = FeedCall(feed, time.monotonic(), is_abandoned, epochs, feed_timeout_s)
+            call = FeedCall(
+                feed, time.monotonic(), is_abandoned, epochs, feed_timeout_s, feed_timeout_s
+            )
             self._calls[feed] = call
         try:
             yield call

@@ -26,12 +26,11 @@ from feeding.errors import FeedError, FileChanged
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileStatus, RangeReader
 from feeding.filesystem.location import HADOOP, LOCAL, Location, parse
-from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.filesystem.temp_files import pieces_of_file
 from ps.checkpoint.storage import Storage, storage_at
 from ps.errors import CheckpointError
 
-DEFAULTS = FileSystemConfig()
 _CLEANING_S = 20.0
 """For removing what nobody reads; it is tried again with a later save."""
 _BLOCK_BYTES = 4 << 20

@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import LOCAL, Location
 from feeding.filesystem.readahead import ReadAhead
-from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
+from feeding.filesystem.walking import walk
 
-DEFAULTS = FileSystemConfig()
 
-
-def upload(
-    source: Path, target: Location, config: FileSystemConfig = DEFAULTS, *, last: str = ""
-) -> None:
+def upload(source: Path, target: Location, *, last: str = "") -> None:
     """Copy a file or directory of this host to `target`, replacing the existing one.
 
     A file is replaced atomically. An existing directory is renamed aside first and removed
@@ -37,15 +33,14 @@ def upload(
     Args:
         source: an existing file or directory of this host.
         target: path or URL of the copy.
-        config: deadlines of the file system.
         last: of a directory, the file without which nobody takes it for whole; empty: there is
             none.
 
     Raises:
-        OSError: the file system fails; the existing target is unchanged, or without `last`.
+        OSError, DataError: as replace_directory.
         PathError: a file's name is refused.
     """
-    fs = filesystem_for(str(target), config)
+    fs = filesystem_for(str(target))
     if not source.is_dir():
         fs.write(str(target), pieces_maker(source))
         return
@@ -65,27 +60,26 @@ def upload(
         raise
 
 
-def download(source: Location, target: Path, config: FileSystemConfig = DEFAULTS) -> None:
+def download(source: Location, target: Path) -> None:
     """Copy a file or a whole directory to a new path of this host.
 
     Args:
         source: path or URL of the original.
         target: a path that does not exist yet.
-        config: deadlines of the file system.
 
     Raises:
         FileNotFoundError: `source` does not exist.
         PathError: a name below it could lead out of `target`.
     """
-    fs = filesystem_for(str(source), config)
+    fs = filesystem_for(str(source))
     status = fs.status(str(source))
     if not status.is_directory:
-        _fetch(fs, str(source), target, config)
+        _fetch(fs, str(source), target)
         return
     target.mkdir()
     for entry in fs.entries(str(source)):
         child = source.child(entry.name)
-        download(child, target / child.name, config)
+        download(child, target / child.name)
 
 
 @contextmanager
@@ -131,8 +125,8 @@ def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
             yield piece
 
 
-def _fetch(fs: FileSystem, source: str, target: Path, config: FileSystemConfig) -> None:
-    with ReadAhead(fs.open(source), config) as file, target.open("xb") as copy:
+def _fetch(fs: FileSystem, source: str, target: Path) -> None:
+    with ReadAhead(fs.open(source), DEFAULTS) as file, target.open("xb") as copy:
         for piece in file.ranges():
             copy.write(piece)
 
@@ -151,6 +145,7 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
     Raises:
         OSError: the file system failed; what was there before is unchanged, or without `last`.
+        DataError: a directory whose files are moved one by one is more than 32 directories deep.
     """
     if not fs.renames_whole:
         _move_files(fs, staged, target, last)
@@ -170,7 +165,7 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
 
 def _move_files(fs: FileSystem, staged: Location, target: Location, last: str) -> None:
-    names, before = [*_files_below(fs, staged)], [*_files_below(fs, target)]
+    names, before = _files_below(fs, staged), _files_below(fs, target)
     stale = {*before}.difference(names)
     if last and last not in before:
         stale.clear()  # they may be another program's
@@ -192,13 +187,10 @@ def _move_file(fs: FileSystem, source: Location, target: Location) -> None:
     fs.rename(str(source), str(target), overwrite=True)
 
 
-def _files_below(fs: FileSystem, directory: Location, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all files below a directory, as paths from there; none without one."""
-    if not fs.exists(str(directory)):
-        return
-    for entry in fs.entries(str(directory)):
-        name = f"{prefix}{entry.name}"
-        if entry.is_directory:
-            yield from _files_below(fs, directory.child(entry.name), f"{name}/")
-        else:
-            yield name
+def _files_below(fs: FileSystem, directory: Location) -> list[str]:
+    """Return the names of all files below a directory, as paths from there; none without one."""
+    root = str(directory)
+    if not fs.exists(root):
+        return []
+    start = len(root.rstrip("/")) + 1
+    return [file.path[start:] for file in walk(fs, root, lambda _: False)]

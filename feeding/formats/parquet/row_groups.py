@@ -373,18 +373,11 @@ def _fetch(
         result.set_exception(error)
 
 
-def joined_spans(
-    chunks: Sequence[ColumnChunk], gap_bytes: int = _GAP_BYTES
-) -> list[tuple[int, int]]:
-    """Return (start, stop) ranges that hold all chunks; near ones are joined.
-
-    Args:
-        chunks: byte ranges of columns.
-        gap_bytes: largest gap inside a range.
-    """
+def joined_spans(chunks: Sequence[ColumnChunk]) -> list[tuple[int, int]]:
+    """Return (start, stop) ranges that hold all chunks of columns; near ones are joined."""
     spans: list[tuple[int, int]] = []
     for start, stop in sorted((chunk.start, chunk.stop) for chunk in chunks):
-        if spans and start - spans[-1][1] <= gap_bytes:
+        if spans and start - spans[-1][1] <= _GAP_BYTES:
             spans[-1] = (spans[-1][0], max(spans[-1][1], stop))
         else:
             spans.append((start, stop))

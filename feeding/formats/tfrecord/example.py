@@ -1,6 +1,6 @@
 """tf.Example decoder: records to columns of given features.
 
-Covers: Feature (the spec of a column), ExampleDecoder.
+Covers: Feature (the spec of a column), ExampleDecoder, reading a column's numbers.
 Does not: read files (framing, records), parse protobuf (example_kernels), infer features (infer).
 Threads: a decoder has no state; calls may run in parallel, without the GIL.
 """
@@ -25,14 +25,16 @@ from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
 from rpc.field_texts import with_field_texts
 
-_KINDS = {"bytes": 1, "float": 2, "int64": 3}
-_KIND_NAMES = {number: name for name, number in _KINDS.items()}
-_DTYPES = {
-    **dict.fromkeys(("float32", "float64", "float16"), "float"),
-    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"), "int64"),
-    "bool": "int64",
-    "bytes": "bytes",
+BYTES, FLOATS, INTS = 1, 2, 3
+"""Kinds of lists: their field numbers in a tf.train.Feature."""
+_KIND_NAMES = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
+_KINDS = {
+    **dict.fromkeys(("float32", "float64", "float16"), FLOATS),
+    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"), INTS),
+    "bool": INTS,
+    "bytes": BYTES,
 }
+"""By dtype."""
 
 
 @with_field_texts
@@ -53,10 +55,8 @@ class Feature:
     default: Any = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise FeedSettingsError(
-                f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}"
-            )
+        if self.dtype not in _KINDS:
+            raise FeedSettingsError(f"dtype must be one of {', '.join(_KINDS)}, got {self.dtype!r}")
         if self.shape is None and self.default is not None:
             raise FeedSettingsError("a feature of any length (shape None) has no default")
         shape: object = self.shape
@@ -77,7 +77,7 @@ class Feature:
     @property
     def kind(self) -> int:
         """Field number of its list in a tf.train.Feature."""
-        return _KINDS[_DTYPES[self.dtype]]
+        return _KINDS[self.dtype]
 
     @property
     def num_values(self) -> int:
@@ -162,9 +162,52 @@ def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) ->
     return counts
 
 
+def single_numbers(buffer: Array, kind: int, spans: Array) -> Array | None:
+    """Return one number of each record, float32[n] or int64[n]: the fast path.
+
+    Args:
+        buffer: uint8, holds the records.
+        kind: FLOATS or INTS.
+        spans: int64[2, n], start and end of the feature in each record.
+
+    Returns:
+        None if a record has no such list of one value.
+    """
+    if kind == FLOATS:
+        floats = np.empty(spans.shape[1], np.float32)
+        return floats if kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)) else None
+    ints = np.empty(spans.shape[1], np.int64)
+    return ints if kernels.copy_single_ints(buffer, spans, ints) else None
+
+
+def numbers_of(buffer: Array, name: str, kind: int, spans: Array, offsets: Array) -> Array:
+    """Return a feature's numbers of all records in their order, float32[items] or int64[items].
+
+    Args:
+        buffer: uint8, holds the records.
+        name: of the feature, for messages.
+        kind: FLOATS or INTS.
+        spans: int64[2, n], start and end of the feature in each record.
+        offsets: int64[n + 1], of the records in the result.
+
+    Raises:
+        RecordDamage: an integer has more than 64 bits.
+    """
+    total = int(offsets[-1])
+    if kind == FLOATS:
+        floats = np.empty(total, np.float32)
+        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
+        return floats
+    ints = np.empty(total, np.int64)
+    record = kernels.copy_ints(buffer, spans, offsets, ints)
+    if record >= 0:
+        raise RecordDamage(record, f"its feature {name!r} holds an integer of more than 64 bits")
+    return ints
+
+
 def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchColumn:
-    if feature.shape is not None and feature.num_values == 1:
-        single = _single(buffer, feature, spans)
+    if feature.shape is not None and feature.num_values == 1 and feature.kind != BYTES:
+        single = single_numbers(buffer, feature.kind, spans)
         if single is not None:
             return narrowed(name, feature.dtype, single).reshape((-1, *feature.shape))
     why = (
@@ -190,17 +233,6 @@ def _column(buffer: Array, name: str, feature: Feature, spans: Array) -> BatchCo
     return out
 
 
-def _single(buffer: Array, feature: Feature, spans: Array) -> Array | None:
-    """Return one number of each record, the fast path; None if a record differs."""
-    if feature.kind == _KINDS["float"]:
-        floats = np.empty(spans.shape[1], np.float32)
-        return floats if kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)) else None
-    if feature.kind == _KINDS["int64"]:
-        ints = np.empty(spans.shape[1], np.int64)
-        return ints if kernels.copy_single_ints(buffer, spans, ints) else None
-    return None
-
-
 def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) -> None:
     wrong = counts != feature.num_values
     if feature.default is not None:
@@ -218,19 +250,10 @@ def _check_counts(name: str, feature: Feature, counts: Array, lacking: Array) ->
 
 def _values(buffer: Array, name: str, feature: Feature, spans: Array, offsets: Array) -> Array:
     """Return all values of a column, joined in the order of the records."""
+    if feature.kind != BYTES:
+        numbers = numbers_of(buffer, name, feature.kind, spans, offsets)
+        return narrowed(name, feature.dtype, numbers, offsets)
     total = int(offsets[-1])
-    if feature.kind == _KINDS["float"]:
-        floats = np.empty(total, np.float32)
-        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return narrowed(name, feature.dtype, floats, offsets)
-    if feature.kind == _KINDS["int64"]:
-        ints = np.empty(total, np.int64)
-        record = kernels.copy_ints(buffer, spans, offsets, ints)
-        if record >= 0:
-            raise RecordDamage(
-                record, f"its feature {name!r} holds an integer of more than 64 bits"
-            )
-        return narrowed(name, feature.dtype, ints, offsets)
     found = np.empty((2, total), np.int64)
     kernels.find_bytes(buffer, spans, offsets, found)
     view = buffer.data

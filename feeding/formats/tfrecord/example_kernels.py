@@ -417,23 +417,3 @@ def find_bytes(buffer: Array, spans: Array, offsets: Array, found: Array) -> Non
                     found[0, place] = begin
                     found[1, place] = inner
                     place += 1
-
-
-@kernel
-def pack_varints(values: Array, out: Array) -> int:
-    """Write int64 values as varints into `out`, uint8 of 10 bytes per value; returns the bytes.
-
-    Args:
-        values: [n] int64.
-        out: [10 * n] uint8; filled from its start.
-    """
-    at = 0
-    for value in values:
-        rest = np.uint64(value)
-        while rest >= 128:
-            out[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
-            rest >>= np.uint64(7)
-            at += 1
-        out[at] = np.uint8(rest)
-        at += 1
-    return at

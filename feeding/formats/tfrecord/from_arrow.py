@@ -23,7 +23,8 @@ from feeding.errors import RowError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.formats.tfrecord import write_kernels as kernels
 from feeding.formats.tfrecord.byte_kernels import gather
-from feeding.formats.tfrecord.to_arrow import BYTES, FLOATS, column_of
+from feeding.formats.tfrecord.example import BYTES, FLOATS
+from feeding.formats.tfrecord.to_arrow import column_of
 
 _FRAME_BYTES = frame_kernels.FRAME_HEAD + frame_kernels.FRAME_FOOT
 

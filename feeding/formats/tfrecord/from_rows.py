@@ -16,7 +16,7 @@ import numpy as np
 
 from feeding.columnar.chunk import Array
 from feeding.errors import RowError
-from feeding.formats.tfrecord import example_kernels as kernels
+from feeding.formats.tfrecord.write_kernels import pack_varints
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
@@ -71,7 +71,7 @@ def _varints(name: str, array: Array) -> bytes:
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise RowError(f"feature {name!r} holds {array.max()}, a tf.Example takes int64")
     out = np.empty(array.size * _VARINT_BYTES, np.uint8)
-    return out[: kernels.pack_varints(array.astype(np.int64).ravel(), out)].tobytes()
+    return out[: pack_varints(array.astype(np.int64).ravel(), out)].tobytes()
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -16,10 +16,11 @@ import numpy as np
 from feeding.columnar.chunk import Array
 from feeding.errors import DataError
 from feeding.formats.tfrecord import example_kernels as kernels
-from feeding.formats.tfrecord.example import Feature, packed_names
+from feeding.formats.tfrecord.example import BYTES, FLOATS, INTS, Feature, numbers_of, packed_names
+from feeding.formats.tfrecord.records import RecordDamage
 
 Kind = Literal["bytes", "float32", "int64"]
-_KINDS: dict[int, Kind] = {1: "bytes", 2: "float32", 3: "int64"}
+_KINDS: dict[int, Kind] = {BYTES: "bytes", FLOATS: "float32", INTS: "int64"}
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
 
@@ -121,7 +122,7 @@ def _found(buffer: Array, name: str, spans: Array) -> FeatureSurvey | None:
     has = counts >= 0
     if not has.any():
         return None
-    is_text = kind == 1 and _are_utf8(_byte_values(buffer, spans, counts))
+    is_text = kind == BYTES and _are_utf8(_byte_values(buffer, spans, counts))
     least, most = int(counts[has].min()), int(counts.max())
     return FeatureSurvey(_KINDS[kind], least, most, bool(has.all()), is_text)
 
@@ -142,17 +143,13 @@ def _values(buffer: Array, name: str, spans: Array) -> list[Any]:
     kind, counts = _counted(buffer, name, spans)
     if counts[0] <= 0:
         return []
-    offsets = np.array([0, counts[0]])
-    if kind == 1:
+    if kind == BYTES:
         return _byte_values(buffer, spans, counts)
-    if kind == 2:
-        floats = np.empty(counts[0], np.float32)
-        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return list(floats.tolist())
-    ints = np.empty(counts[0], np.int64)
-    if kernels.copy_ints(buffer, spans, offsets, ints) >= 0:
-        raise DataError(f"feature {name!r} holds an integer of more than 64 bits")
-    return list(ints.tolist())
+    try:
+        numbers = numbers_of(buffer, name, kind, spans, np.array([0, counts[0]]))
+    except RecordDamage as damage:
+        raise DataError(f"record {damage.record}: {damage}") from None
+    return list(numbers.tolist())
 
 
 def _byte_values(buffer: Array, spans: Array, counts: Array) -> list[bytes]:

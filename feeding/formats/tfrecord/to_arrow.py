@@ -25,13 +25,20 @@ from feeding.columnar.ops import row_of
 from feeding.errors import FeedSettingsError
 from feeding.formats.tfrecord import example_kernels as kernels
 from feeding.formats.tfrecord.byte_kernels import gather
-from feeding.formats.tfrecord.example import narrowed, packed_names, value_counts
+from feeding.formats.tfrecord.example import (
+    BYTES,
+    FLOATS,
+    INTS,
+    narrowed,
+    numbers_of,
+    packed_names,
+    single_numbers,
+    value_counts,
+)
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.records import RecordDamage, without_damaged
 from feeding.reading.bad_records import BadData
 
-BYTES, FLOATS, INTS = 1, 2, 3
-"""Field numbers of the three lists."""
 _MAX_OFFSET = np.iinfo(np.int32).max
 
 
@@ -127,9 +134,9 @@ def arrow_column(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array:
         spans: int64[2, n], start and end of its feature in each record (kernels.locate).
     """
     if not column.is_list and column.kind != BYTES:
-        single = _single(buffer, column, spans)
+        single = single_numbers(buffer, column.kind, spans)
         if single is not None:
-            return single
+            return _numbers(column, single, None, None)
     counts = _counts(buffer, column, spans)
     lacking = counts < 0
     if not column.is_list:
@@ -154,19 +161,6 @@ def arrow_column(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array:
     return _items(buffer, column, spans, offsets, lacking if validity else None)
 
 
-def _single(buffer: Array, column: ArrowColumn, spans: Array) -> pa.Array | None:
-    """Return one number of each record, the fast path; None if a record differs."""
-    if column.kind == FLOATS:
-        floats = np.empty(spans.shape[1], np.float32)
-        if not kernels.copy_single_floats(buffer, spans, floats.view(np.uint8)):
-            return None
-        return _numbers(column, floats, None, None)
-    ints = np.empty(spans.shape[1], np.int64)
-    if not kernels.copy_single_ints(buffer, spans, ints):
-        return None
-    return _numbers(column, ints, None, None)
-
-
 def _counts(buffer: Array, column: ArrowColumn, spans: Array) -> Array:
     why = (
         f"from which {column.type} is read; floats are in a float list, integers and booleans in "
@@ -189,20 +183,10 @@ def _items(
     buffer: Array, column: ArrowColumn, spans: Array, offsets: Array, lacking: Array | None
 ) -> pa.Array:
     """Return all values; with `lacking`, bool[n], one value or null per record."""
-    total = int(offsets[-1])
-    if column.kind == FLOATS:
-        floats = np.empty(total, np.float32)
-        kernels.copy_floats(buffer, spans, offsets, floats.view(np.uint8))
-        return _numbers(column, floats, offsets, lacking)
-    if column.kind == INTS:
-        ints = np.empty(total, np.int64)
-        record = kernels.copy_ints(buffer, spans, offsets, ints)
-        if record >= 0:
-            raise RecordDamage(
-                record, f"its feature {column.name!r} holds an integer of more than 64 bits"
-            )
-        return _numbers(column, ints, offsets, lacking)
-    found = np.empty((2, total), np.int64)
+    if column.kind != BYTES:
+        numbers = numbers_of(buffer, column.name, column.kind, spans, offsets)
+        return _numbers(column, numbers, offsets, lacking)
+    found = np.empty((2, int(offsets[-1])), np.int64)
     kernels.find_bytes(buffer, spans, offsets, found)
     starts, lengths = found[0], found[1] - found[0]
     if lacking is not None:

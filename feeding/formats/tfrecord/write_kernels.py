@@ -1,6 +1,6 @@
 """tf.Example write kernels: compiled loops that write columns of a whole batch as messages.
 
-Covers: the size of each record, and its bytes.
+Covers: the size of each record, and its bytes; packed integers.
 Does not: frame records (frame_kernels), know columns' types (from_arrow).
 Threads: any; pure, releases the GIL.
 
@@ -51,6 +51,20 @@ def _write_varint(out: Array, at: int, value: Any) -> Any:
         at += 1
     out[at] = np.uint8(rest)
     return at + 1
+
+
+@kernel
+def pack_varints(values: Array, out: Array) -> int:
+    """Write int64 values as varints into `out`; returns the bytes.
+
+    Args:
+        values: [n] int64.
+        out: [10 * n] uint8; filled from its start.
+    """
+    at = 0
+    for value in values:
+        at = _write_varint(out, at, value)
+    return at
 
 
 @_inline

@@ -212,7 +212,7 @@ def test_any_payload_of_the_right_length_decodes_or_is_refused(data):
 def test_a_meta_that_nests_without_end_is_refused():
     nested = b"\x93\xa5tuple\x91\xa1a\x91" * 8000
     with pytest.raises(ChunkError):
-        messages.decode_request(b"\x93\xa5Hello\xa1f\x92\x90" + nested)
+        messages.decode_request(b"\x92\xa3Put\x98\xa1f\x00\x00\x00\x00\x92\x90" + nested)
 
 
 GOLDEN_META = (
@@ -232,7 +232,7 @@ def test_golden_bytes():
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
     status = messages.FeedStatus(7, 8, room=True, draining=False)
-    assert messages.encode(status).hex() == "9c0708c3c2c20000000000c2c2"
+    assert messages.encode(status).hex() == "9b0708c3c2c20000000000c2"
 
 
 def test_golden_bytes_are_read():

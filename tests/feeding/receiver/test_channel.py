@@ -9,7 +9,6 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
@@ -136,14 +135,6 @@ def test_an_epoch_without_rows_ends_at_once():
         assert run(feed_task(both), 0, [])[0].rows == 0
         finish(both)
         assert [reader.result() for reader in readers] == [[[]], [[]]]
-
-
-def test_a_worker_without_rows_learns_the_schema_from_any_feeder():
-    with workers(2) as both:
-        run(feed_task(both), 0, [([1.0, 2.0], 3)])
-        schemas = [worker.channel.schema("input", 5.0) for worker in both]
-        assert schemas[0] == schemas[1]
-        assert str(schemas[0]) == "(0: float64[2], 1: int64)"
 
 
 def test_unread_bytes_stay_bounded_while_the_trainer_stands_still():
@@ -391,7 +382,7 @@ def test_a_row_that_does_not_fit_fails_the_feeder_and_nobody_else():
 @pytest.mark.attack("A15")
 def test_only_feeders_may_feed(role):
     requests: dict[type, bytes] = {
-        Hello: encode(Hello("input", Schema(()))),
+        Hello: encode(Hello("input")),
         Put: b"refused before it is decoded",
         Wait: encode(Wait("input", 0.0)),
         Fetch: encode(Fetch("input", 0)),
@@ -409,19 +400,18 @@ def test_only_feeders_may_feed(role):
 def test_a_feeder_may_not_open_feeds_without_end():
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
-        schema = Schema((ColumnSpec("value", "str", "str"),))
         with connection:
             for i in range(64):
-                connection.call(encode(Hello(f"feed{i}", schema)), timeout_s=WAIT_S)
+                connection.call(encode(Hello(f"feed{i}")), timeout_s=WAIT_S)
             with pytest.raises(RemoteError, match="64 feeds"):
-                connection.call(encode(Hello("one more", schema)), timeout_s=WAIT_S)
+                connection.call(encode(Hello("one more")), timeout_s=WAIT_S)
 
 
 def test_a_feeder_of_another_version_is_refused_with_both_versions():
     with workers(1) as (worker,):
         connection = connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS)
-        hello = Hello("input", Schema((ColumnSpec("value", "str", "str"),)), version=1)
-        with connection, pytest.raises(RemoteError, match="speaks chunk version 4, this feeder 1"):
+        hello = Hello("input", version=1)
+        with connection, pytest.raises(RemoteError, match="speaks chunk version 5, this feeder 1"):
             connection.call(encode(hello), timeout_s=WAIT_S)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import NoWorkerLeft, RowError
-from feeding.protocol.messages import FeedStatus, Hello, encode
+from feeding.protocol.messages import FeedStatus
 from feeding.receiver.channel import FeedChannel
 from feeding.sender import connection_pool, worker_link
 from feeding.sender.connection_pool import POOL, ConnectionPool, IdleConnection, Purpose
@@ -29,7 +28,6 @@ from rpc.transport import tls_stream
 from tests.support.feed import (
     CONFIG,
     CREDENTIALS,
-    WAIT_S,
     Background,
     Worker,
     answer_all,
@@ -44,7 +42,6 @@ from tests.support.feed import (
 
 pytestmark = pytest.mark.socket
 
-SCHEMA = Schema((ColumnSpec("value", "tensor", "scalar", "int64"),))
 SMALL = dataclasses.replace(CONFIG, max_inflight_bytes=4000, chunk_rows=10)
 WIDE = [[0.5] * 10] * 200  # a chunk is 800 bytes
 
@@ -72,13 +69,6 @@ def open_connections(worker):
 
 def rows_of(reading):
     return sorted(v for batches in reading.result() for b in batches for v in b.nest().tolist())
-
-
-def greet_all(some):
-    """Let the workers know what is fed, so that no feed task has to tell them all."""
-    for worker in some:
-        with connect(worker.listener.endpoint, Identity(Role.FEEDER, 0), CREDENTIALS) as feeder:
-            feeder.call(encode(Hello("input", SCHEMA, greets_all=True)), timeout_s=WAIT_S)
 
 
 def test_the_partitions_of_a_process_share_a_connection_per_worker():
@@ -198,7 +188,8 @@ def test_a_session_that_its_feeder_leaves_ends_with_the_kept_connection():
 
 def test_inference_uses_the_connections_that_feeding_has_left():
     with workers(2) as both:
-        run(feed_task(both), 0, range(16))
+        for partition in range(2):
+            run(feed_task(both), partition, range(16))
         before = accepted(both)
         for worker in both:
             worker.channel.drain()
@@ -209,32 +200,10 @@ def test_inference_uses_the_connections_that_feeding_has_left():
 
 def test_a_worker_is_connected_to_when_a_chunk_first_goes_there():
     with workers(4) as some:
-        greet_all(some)
         before = accepted(some)
         for partition, expected in [(2, [0, 0, 1, 0]), (2, [0, 0, 1, 0]), (3, [0, 0, 1, 1])]:
             assert worker_rows(run(feed_task(some), partition, [1, 2, 3])) == {partition: 3}
             assert [now - old for now, old in zip(accepted(some), before, strict=True)] == expected
-
-
-def test_the_first_feeder_tells_all_workers_the_schema_and_the_next_ones_need_not():
-    with workers(3) as some:
-        run(feed_task(some), 0, [1, 2, 3])
-        assert {str(worker.channel.schema("input", 5.0)) for worker in some} == {"(value: int64)"}
-        assert accepted(some) == [1, 1, 1]
-        POOL.clear()  # as another process would see it
-        run(feed_task(some), 1, [1, 2, 3])
-        assert accepted(some) == [1, 2, 1]
-
-
-def test_a_worker_that_comes_later_is_told_the_schema_though_it_gets_no_row(monkeypatch):
-    monkeypatch.setattr("feeding.receiver.handler.GREET_AGAIN_S", 0.0)
-    monkeypatch.setattr("feeding.sender.feeder.FRESH_S", 0.0)
-    with workers(1) as (first,):
-        run(feed_task([first]), 0, [1, 2, 3])
-        with workers(1) as (later,):
-            run(feed_task([first, later]), 0, [1, 2, 3])
-            assert later.channel.stats("input").fed_rows == 0
-            assert later.channel.schema("input", 5.0) is not None
 
 
 def test_a_full_worker_keeps_its_connection_and_is_asked_for_room_on_it():
@@ -493,8 +462,9 @@ def test_workers_end_without_waiting_for_idle_connections():
 def test_a_feeder_sends_nothing_to_a_worker_of_another_rank():
     """An endpoint that another worker has taken over, or that a roster has wrong."""
     with workers(1) as (worker,):
-        link = WorkerLink(FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint))
-        link.open(CREDENTIALS, 5.0)
+        target = FeedTarget(worker.rank + 1, "worker:1", worker.listener.endpoint)
+        link = WorkerLink(target, CREDENTIALS, "input")
+        link.open(5.0)
         assert link.connection is None
         assert link.lost is not None
         assert "expected worker:1 generation 0" in link.lost.reason

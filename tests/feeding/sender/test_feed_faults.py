@@ -13,7 +13,6 @@ import time
 
 import pytest
 
-from feeding.columnar.schema import Schema
 from feeding.errors import FeedTimeout, NoWorkerLeft, ResultCountError, TrainerFailed
 from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import AcceptedRows
@@ -21,7 +20,7 @@ from feeding.receiver.data_feed import DataFeed
 from feeding.sender.unreachable import UNREACHABLE
 from feeding.sender.worker_link import FeedTarget, WorkerLink, greet
 from rpc.client.connection import connect
-from rpc.endpoint import Endpoint
+from rpc.endpoint import Endpoint, boot_id
 from rpc.errors import Unreachable
 from tests.support.feed import (
     CONFIG,
@@ -312,7 +311,8 @@ def gone_hosts(count, monkeypatch):
             full.listen(0)
             address = full.getsockname()
             stack.enter_context(socket.create_connection(address))  # its queue has no other place
-            targets.append(FeedTarget(number + 5, f"worker:{number + 5}", Endpoint(*address)))
+            endpoint = Endpoint(address[0], address[1], boot_id=boot_id())  # as local as the others
+            targets.append(FeedTarget(number + 5, f"worker:{number + 5}", endpoint))
         tries = []
 
         def counted(endpoint, *args, **fields):
@@ -358,11 +358,15 @@ def test_gone_hosts_are_waited_for_side_by_side_a_few_at_once(monkeypatch):
 
     monkeypatch.setattr("feeding.sender.worker_link.connect", away)
     links = [
-        WorkerLink(FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)))
+        WorkerLink(
+            FeedTarget(number, f"worker:{number}", Endpoint("127.0.0.1", 1 + number)),
+            CREDENTIALS,
+            "input",
+        )
         for number in range(6)
     ]
     try:
-        greet(links, CREDENTIALS, Hello("input", Schema(())), 5.0)
+        greet(links, Hello("input"), 5.0)
     finally:
         UNREACHABLE.clear()
     told = {link.lost.reason.partition(":")[0] for link in links if link.lost is not None}
@@ -594,7 +598,9 @@ class WorkerProcess:
         self._port = int(self._process.stdout.readline())
 
     def target(self, rank):
-        return FeedTarget(rank, f"worker:{rank}", Endpoint("127.0.0.1", self._port))
+        """As local as the others, so that its turn comes."""
+        endpoint = Endpoint("127.0.0.1", self._port, boot_id=boot_id())
+        return FeedTarget(rank, f"worker:{rank}", endpoint)
 
     def signal(self, number):
         self._process.send_signal(number)

@@ -436,9 +436,9 @@ class Reports:
     def __init__(self):
         self.epochs, self.metrics = self, []
 
-    def ended(self, report, *, is_distributed):
+    def ended(self, report):
         """Keep the metrics."""
-        self.metrics.append((is_distributed, sorted(report.metrics), report.steps))
+        self.metrics.append((report.is_distributed, sorted(report.metrics), report.steps))
 
 
 @pytest.mark.long

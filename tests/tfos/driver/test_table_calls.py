@@ -36,9 +36,7 @@ from tfos.errors import (
 )
 from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
-from tfos.serving.load_task import LoadTask
-from tfos.serving.scan_task import ScanTask
-from tfos.serving.task_servers import TaskServers
+from tfos.serving.table_tasks import LoadTask, ScanTask, TaskServers
 from tfos.watch.job import Outcome
 
 __all__ = ["table_kernels_loaded"]

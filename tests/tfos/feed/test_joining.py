@@ -44,7 +44,7 @@ def test_the_attempts_of_a_worker_count_apart():
     for index in range(2):
         comes(state, worker(index))
     task: Any = SimpleNamespace(feed="input", epoch=0)
-    call = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 60.0)
+    call = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 60.0, 60.0)
     run = EpochFeed(None, task, call, None, counts=True)  # type: ignore[arg-type]
     run.ledger.add([FeedReport(0, rows=30, accepted={0: packed(0, 10), FIRST: packed(10, 20)})])
     state.on_event(worker(1), counted(5), 0.0)

@@ -151,11 +151,11 @@ def test_an_attempt_that_spark_gave_up_feeds_nothing_beside_the_one_after_it():
 def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting():
     with workers(1) as (worker,):
         task = feed_task([worker], exactly_once=True)
-        hello = Hello("input", None, exactly_once=True)
+        hello = Hello("input", exactly_once=True)
         packer = Packer(task.config)
         first = Feeder(task.targets, task.credentials(), task.config, packer, hello)
         (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))
-        first._begin(chunk)
+        first._begin()
         run(task, 0, ROWS[:100])
         (link,) = first._links
         first._greet(link)
@@ -189,13 +189,12 @@ def test_a_partition_that_lost_all_of_its_rows_meanwhile_is_refused():
 
 
 @pytest.mark.fault("F37")
-def test_a_partition_without_rows_leaves_what_rows_look_like_to_the_next_one():
+def test_a_partition_without_rows_is_claimed_and_fed_like_any_other():
     with workers(1) as (worker,):
         reading = read_epochs(worker)
         task = feed_task([worker], exactly_once=True)
         empty = run(task, 1, [])
         assert (empty.rows, empty.partition_rows, empty.lost) == (0, 0, ())
-        assert worker.channel._state.queue("input").schema is None
         run(task, 0, ROWS[:100])
         end(worker)
         assert sorted(values(reading)[0]) == ROWS[:100]

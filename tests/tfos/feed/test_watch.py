@@ -45,7 +45,7 @@ REQUEST = FeedRequest(
     feed_timeout_s=60.0,
     num_epochs=1,
 )
-CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 60.0)
+CALL = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 60.0, 60.0)
 CLOSED = RuntimeError("feeding.errors.FeedClosed: worker:0 takes no more rows")
 
 

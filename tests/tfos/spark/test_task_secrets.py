@@ -17,7 +17,7 @@ from rpc.auth.handshake import Credentials
 from tests.support.fake_spark import FakeSpark
 from tfos.errors import SettingsError
 from tfos.many.slot.task import SlotTask
-from tfos.serving.task_servers import TaskServers
+from tfos.serving.table_tasks import TaskServers
 from tfos.spark import task_secrets
 from tfos.spark.task_secrets import TaskCredentials, give_credentials, redaction_note, withdraw
 

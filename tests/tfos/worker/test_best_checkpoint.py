@@ -41,7 +41,7 @@ class Saver:
 
 
 def epoch(number: int, **metrics: float) -> EpochTrained:
-    return EpochTrained(1, number, metrics)
+    return EpochTrained(1, number, metrics, is_distributed=True)
 
 
 def keeper(saver, metric: str = "val_loss", **options) -> BestKeeper:
@@ -106,8 +106,8 @@ def test_the_best_outlives_retention_and_the_next_run_goes_on_comparing(tmp_path
         wait_until(lambda: latest(tmp_path) == 0, "the first save")
         for number, loss in enumerate([0.5, 0.25, 0.75]):
             client.assign(filled(MANIFEST, loss))
-            reports.ended(epoch(number, val_loss=loss), is_distributed=True)
-        reports.ended(epoch(3, val_loss=0.0), is_distributed=False)
+            reports.ended(epoch(number, val_loss=loss))
+        reports.ended(EpochTrained(1, 3, {"val_loss": 0.0}))
         client.assign(filled(MANIFEST, 9.0))
         saver.close()
     saved = [each for each in told if isinstance(each, BestSaved)]
@@ -124,9 +124,9 @@ def test_the_best_outlives_retention_and_the_next_run_goes_on_comparing(tmp_path
         reports = EpochReports(told.append)
         reports.keep_best(BestKeeper(again, saver))
         assert told == [best], "the driver is a new one"
-        reports.ended(epoch(0, val_loss=0.3), is_distributed=True)
+        reports.ended(epoch(0, val_loss=0.3))
         assert told[1:] == [epoch(0, val_loss=0.3)]
-        reports.ended(epoch(1, val_loss=0.2), is_distributed=True)
+        reports.ended(epoch(1, val_loss=0.2))
         assert isinstance(told[2], BestSaved)
         saver.close()
     assert not (tmp_path / f"step-{best.step}").exists()

@@ -44,11 +44,6 @@ class LabelOrder:
         """Pairs kept at the last test."""
         self._is_over = False
 
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs of neighbours that are held."""
-        return len(self._pairs)
-
     def looks_sorted(self, y: Any) -> bool:
         """Take the labels of the next batch; return True once if the rows look sorted by now.
 

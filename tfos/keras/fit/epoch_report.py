@@ -91,8 +91,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
                 feed=self._feed,
                 fed_epoch=-1 if self._dataset is None else self._dataset.next_epoch - 1,
                 is_distributed=True,
-            ),
-            is_distributed=True,
+            )
         )
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
@@ -170,8 +169,7 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
                     metrics=shown_metrics(logs),
                     steps=self._steps,
                     seconds=time.monotonic() - self._began_s,
-                ),
-                is_distributed=False,
+                )
             )
 
 

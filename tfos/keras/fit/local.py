@@ -46,7 +46,7 @@ class _NoReports:
     def fit_reads(self, fit: Any) -> None:
         """Nobody asks."""
 
-    def ended(self, epoch: Any, *, is_distributed: bool) -> None:
+    def ended(self, epoch: Any) -> None:
         """Nobody asks."""
 
 

@@ -44,15 +44,13 @@ class EpochReports:
         """The evaluator has evaluated a checkpoint: report it."""
         self._report(checkpoint)
 
-    def ended(self, epoch: EpochTrained, *, is_distributed: bool) -> None:
+    def ended(self, epoch: EpochTrained) -> None:
         """An epoch has ended: report it.
 
-        Args:
-            epoch: its numbers.
-            is_distributed: no worker trains, and the servers hold what was measured: it is saved
-                first if it is the best.
+        Of a distributed model no worker trains then, and the servers hold what was measured: it is
+        saved first if it is the best.
         """
-        if self._best is not None and is_distributed:
+        if self._best is not None and epoch.is_distributed:
             saved = self._best.look(epoch)
             if saved is not None:
                 self._report(saved)

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 
 from feeding.errors import PathError, StorageUnavailable
-from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.files.log_fetch import LogFetch
@@ -33,7 +32,6 @@ _logger = logging.getLogger(__name__)
 PERIOD_S = 5.0
 REST = 20
 """Sending takes at most this fraction of the time: one part in `REST`."""
-DEFAULTS = FileSystemConfig()
 
 
 class LogMirror:
@@ -42,7 +40,6 @@ class LogMirror:
     Args:
         source: a directory of this host; need not exist yet.
         target: a path or URL.
-        config: deadlines of one file's sending.
         period_s: seconds between two rounds, at least.
         fetches: whether the other hosts' event files are to come here.
 
@@ -54,14 +51,13 @@ class LogMirror:
         self,
         source: str,
         target: str,
-        config: FileSystemConfig = DEFAULTS,
         *,
         period_s: float = PERIOD_S,
         fetches: bool = False,
     ) -> None:
         self._source = Path(source)
         self._target = parse(target)
-        self._fs = filesystem_for(target, config)
+        self._fs = filesystem_for(target)
         self._period_s = period_s
         self._sent: dict[str, tuple[int, int]] = {}
         """Size and modification time of the files that were sent, by name."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ from feeding.errors import DataError, FeedSettingsError, RowError
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordBlock
 from feeding.formats.tfrecord.from_rows import encode_example
-from feeding.formats.tfrecord.infer import infer_features
+from feeding.formats.tfrecord.infer import decode_example, infer_features
+from feeding.formats.tfrecord.to_arrow import ArrowDecoder
 from feeding.reading.bad_records import BadData
 
 pytestmark = pytest.mark.slow  # kernels are compiled at first
@@ -123,13 +125,27 @@ def kind_of(feature: Feature) -> str:
     return {1: "bytes", 2: "float", 3: "int64"}[feature.kind]
 
 
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def entry(key: bytes, feature: bytes) -> bytes:
+    return field(1, field(1, key) + field(2, feature))
+
+
+def test_an_integer_of_more_than_64_bits_is_named():
+    record = field(1, entry(b"i", field(3, field(1, b"\xff" * 10 + b"\x01"))))
+    schema = pa.schema({"i": pa.list_(pa.int64())})
+    for read in (
+        lambda: decode([record], i=Feature("int64", None)),
+        lambda: ArrowDecoder(schema).decode(block([record]), "part-0", BadData()),
+        lambda: decode_example(record),
+    ):
+        with pytest.raises(DataError, match="its feature 'i' holds an integer of more than 64 bi"):
+            read()
+
+
 def test_of_equal_keys_and_lists_the_last_counts_and_unpacked_values_are_read():
-    def field(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(content)]) + content
-
-    def entry(key: bytes, feature: bytes) -> bytes:
-        return field(1, field(1, key) + field(2, feature))
-
     unpacked = field(3, b"\x08\x05\x08\xff\x01" + field(1, b"\x07"))
     floats = field(2, b"\x0d\0\0\x80\x3f" + field(1, b"\0\0\0\x40"))
     record = field(

@@ -1,0 +1,128 @@
+"""Table tasks: Spark tasks that read one server's rows of a table, or load rows into it.
+
+Covers: Arrow batches of (id, row), checked where they are loaded, to and from the servers of a
+cluster, with the credentials of feed tasks.
+Does not: make or look at DataFrames (tfos.driver.table_calls).
+Runs in: Python workers of Spark.      Threads: the task's.
+
+A load that Spark runs twice changes nothing more: an id that has a row keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ps.client.client import PSClient
+from ps.errors import ServerUnavailable
+from ps.manifest.table_spec import TableSpec
+from ps.string_ids.ids import ids_of
+from rpc.auth.handshake import Credentials, Identity, Role
+from rpc.endpoint import Endpoint
+from tfos.errors import SettingsError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TaskServers:
+    """The servers of a running cluster."""
+
+    endpoints: Sequence[Endpoint]
+    """Of all servers, in the order of ranks."""
+    credentials: Callable[[], Credentials]
+    """Returns those of the cluster; called in the task."""
+    num_workers: int
+
+    @contextmanager
+    def connected(self) -> Iterator[PSClient]:
+        """Give a client that knows the tables; closed after the block."""
+        identity = Identity(Role.FEEDER, 0)
+        with PSClient(
+            self.endpoints, self.credentials(), identity, num_workers=self.num_workers
+        ) as client:
+            client.attach()
+            yield client
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Used as `frame.mapInArrow(task, schema)`, where each row of the frame is a server's rank."""
+
+    table: str
+    servers: TaskServers
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the servers whose ranks come in."""
+        for batch in batches:
+            ranks = batch.column(0).to_pylist()
+            try:
+                yield from self._rows(ranks) if ranks else ()
+            except ServerUnavailable as error:
+                error.add_note(
+                    "The DataFrame has the servers' addresses of when it was made. If a server was "
+                    f"started again since then, call cluster.rows({self.table!r}) again"
+                )
+                raise
+
+    def _rows(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        with self.servers.connected() as client:
+            for ids, rows in client.tables.scan(self.table, servers=ranks):
+                ends = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+                lists = pa.ListArray.from_arrays(ends, pa.array(rows.reshape(-1)))
+                yield pa.record_batch([pa.array(ids.view(np.int64)), lists], ["id", "row"])
+
+
+@dataclass(frozen=True)
+class LoadTask:
+    """Used as `frame.mapInArrow(task, "given bigint, added bigint")`."""
+
+    table: str
+    servers: TaskServers
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Load the rows that come in; yield how many they were, and how many are new."""
+        with self.servers.connected() as client:
+            specs = {spec.name: spec for spec in client.manifest.tables}
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                ids = _ids(batch.column(0), specs[self.table])
+                rows = _rows(batch.column(1), self.table, ids)
+                added = client.tables.load_rows(self.table, ids, rows)
+                yield pa.record_batch(
+                    [pa.array([len(rows)]), pa.array([added])], ["given", "added"]
+                )
+
+
+def _ids(column: pa.Array, spec: TableSpec) -> Array:
+    if column.null_count:
+        raise SettingsError(
+            f"rows for table {spec.name!r}: {column.null_count} of {len(column)} ids of a batch "
+            "are null; drop those rows: df.dropna()"
+        )
+    if pa.types.is_integer(column.type):
+        ids: Array = column.to_numpy()
+        return ids.view(np.uint64) if spec.id_kind == "uint64" and ids.dtype == np.int64 else ids
+    return np.asarray(ids_of(spec, column.to_pylist()))
+
+
+def _rows(column: Any, table: str, ids: Array) -> Array:
+    """Return the values as [n, width]; their dtype and width are the servers' to check."""
+    lengths = np.diff(column.offsets.to_numpy())
+    values = column.flatten()
+    width = int(lengths[0]) if lengths.size else 0
+    if column.null_count or values.null_count or (lengths != width).any():
+        bad = int(np.argmax(lengths != width))
+        raise SettingsError(
+            f"rows for table {table!r}: a batch has {column.null_count} rows that are null, "
+            f"{values.null_count} values that are null, and rows of {width} and {lengths[bad]} "
+            f"values (the key {ids[bad]}); each row needs the table's width, without nulls"
+        )
+    found: Array = values.to_numpy().reshape(len(lengths), width)
+    return found
