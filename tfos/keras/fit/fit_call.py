@@ -158,6 +158,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         trainer.begin_fit()
         number = next(fits)  # of a fit that begins: what is refused may be called again
         if _is_over(begins := _place(trainer.ctx, dataset), number):
+            trainer.pull()
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
         kept_rate.begin(number)
