@@ -712,6 +712,19 @@ def test_labels_in_the_row_dtypes_and_map_fn():
         assert (x.dtype.name, y.dtype.name) == ("float32", "int64")
 
 
+def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:20], Y[:20])], finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        model = distribute(make_model(), ctx)
+        model(next(iter(dataset))[0])
+        assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 0
+        model.fit(dataset, verbose=0)
+        assert cluster.rows(0) == 20
+        assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 20
+
+
 def test_errors_of_feed_and_arguments_reach_fit():
     with serving() as cluster:
         ctx = cluster.contexts[0]

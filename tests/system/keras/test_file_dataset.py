@@ -265,6 +265,37 @@ def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):
     assert len(pairs) == 7
 
 
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_batch_that_was_looked_at_is_in_the_loop_after_it(tmp_path, loop):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    seen: list[int] = []
+    data._hand = lambda ready: seen.extend(ready.values[1].tolist())  # type: ignore[method-assign]
+    assert next(iter(data))[1].numpy().tolist() == [0, 1, 2, 3]
+    seen.clear()
+    options = {"epochs": 2} if loop == "fit" else {}
+    getattr(make_model(), loop)(data, verbose=0, **options)
+    assert seen == [*range(10)] * (2 if loop == "fit" else 1)
+
+
+def test_a_loop_of_the_programs_own_has_its_batches_alone(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    next(data)
+    assert next(data)[1].numpy().tolist() == [4, 5, 6, 7]
+    assert len(make_model().predict(data, verbose=0)) == 2
+
+
+def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    model, stop = make_model(), keras.callbacks.LambdaCallback()
+    stop.on_predict_batch_end = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        model.predict(data, verbose=0, callbacks=[stop])
+    assert len(model.predict(data, verbose=0)) == 10
+
+
 def is_open(path: Path) -> bool:
     descriptors = Path("/proc/self/fd")
     return any(os.path.realpath(each) == str(path) for each in descriptors.iterdir())
