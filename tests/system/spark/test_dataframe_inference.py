@@ -151,7 +151,7 @@ def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"columns": ["x", "y"]}, r"columns=\['x', 'y'\], but the DataFrame has \['id', 'how', "),
+        ({"columns": ["x", "y"]}, r"columns=\['x', 'y'\]: 'y': the DataFrame has no such column"),
         ({"columns": ["x", "x"]}, "column 'x' exists twice"),
         ({}, "column 'unfed' is map<bigint,bigint>, which a feed cannot carry"),
         ({"columns": []}, "select at least one"),
