@@ -18,7 +18,7 @@ from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
 from tfos.control.epoch_log import EpochLog
-from tfos.errors import NotDistributed, SortedRowsWarning
+from tfos.errors import NotDistributed, SettingsError, SortedRowsWarning
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -276,6 +276,28 @@ def test_a_batch_that_was_looked_at_is_in_the_loop_after_it(tmp_path, loop):
     options = {"epochs": 2} if loop == "fit" else {}
     getattr(make_model(), loop)(data, verbose=0, **options)
     assert seen == [*range(10)] * (2 if loop == "fit" else 1)
+
+
+def test_arguments_that_keras_would_ignore_beside_a_dataset_are_refused(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    rows = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    y = np.zeros(10)
+    with serving() as cluster:
+        model = distribute(make_model(), cluster.contexts[0])
+        for call, arguments, text in (
+            (model.evaluate, {"y": y}, "its batches have 4 rows. Drop y; "),
+            (model.predict, {"batch_size": 8}, r"predict\(dataset, batch_size=...\): the rows of"),
+            (model.fit, {"sample_weight": y}, r"fit\(dataset, sample_weight=...\): the rows of"),
+            (model.fit, {"validation_data": (rows, y)}, "has 2 values: the rows of a dataset of"),
+            (
+                model.fit,
+                {"validation_data": rows, "validation_batch_size": 8},
+                "_batch_size=...\\)",
+            ),
+        ):
+            with pytest.raises(SettingsError, match=text):
+                call(rows, **arguments)
+        model.fit(y[:, None] * np.ones(4), y, batch_size=5, validation_data=rows, verbose=0)
 
 
 def test_a_loop_of_the_programs_own_has_its_batches_alone(tmp_path):
