@@ -249,7 +249,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._dataset is not None:
             if not self._has_epoch(self._dataset):
                 raise FeedEnded
-            self._dataset.pushes_under_way = self._trainer.pipeline
+            self._dataset.batches_under_way = self._trainer.batches_under_way
         self._trainer.is_between_epochs = False
         self._trainer.first_batch.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
@@ -285,7 +285,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.attach_without_batch()
         trainer.drain()
         if self._dataset is not None:
-            self._dataset.pushes_under_way = 0
+            self._dataset.batches_under_way = 0
             self._dataset.all_acknowledged()
         if trainer.attached:
             trainer.positions.at_end()

@@ -139,6 +139,14 @@ class PSTrainer:
         )
 
     @property
+    def batches_under_way(self) -> int:
+        """Last batches whose gradients the servers may lack when `fit` asks for the next one.
+
+        Of pushes in flight, and of a sum that is not complete.
+        """
+        return (self.pipeline + 1) * optimizers.batches_per_update(self.optimizer) - 1
+
+    @property
     def waits(self) -> bool:
         """Whether workers wait for each other's pushes."""
         return self.settings.consistency != "async"
