@@ -67,8 +67,13 @@ class ValidationPasses:
         training, self._training = self._training, None
         newest = measure(self._trainer.model)
         if training is None:
-            return EpochMetrics(newest, (), is_shared=False)
-        return EpochMetrics(training, newest, is_shared=self._dataset is None)
+            training, newest = newest, []
+        return EpochMetrics(
+            training,
+            newest,
+            is_shared=self._dataset is None,
+            num_workers=self._trainer.ctx.num_workers,
+        )
 
 
 def check(arguments: dict[str, Any]) -> None:
