@@ -8,7 +8,7 @@ Runs in: `partitions` on the driver's host, `read` on executors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         listing = list_files(options, may_be_empty=True)
         self._options = options
         self._schema = schema
-        self._apart = tuple(name for name in schema.names if name in listing.kinds)
-        self._data = without(schema, self._apart)
+        self._apart = _of_directories(schema.names, listing.kinds)
+        self._data = without(schema, tuple(self._apart))
         check_schema(self._data, options.record_type)
         self._planned = self._plan(listing)
 
@@ -108,7 +108,10 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
                 split,
                 # Each host may have a copy of its own of a file without a scheme.
                 file if "://" in file.path else replace(file, version=""),
-                tuple(self._value(name, said[name], file.path) for name in self._apart),
+                tuple(
+                    self._value(name, said[directory], file.path)
+                    for name, directory in self._apart.items()
+                ),
             )
             for file, said in zip(listing.files, listing.values, strict=True)
             for split in split_file(file, self._options.partition_bytes)
@@ -123,6 +126,18 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
                 f"that {name!r} is never null"
             )
         return partition_value(name, said, field.dataType.simpleString())
+
+
+def _of_directories(names: Sequence[str], directories: Collection[str]) -> dict[str, str]:
+    """Return the columns of a schema that directories hold, each with the directories' name.
+
+    Like Spark's own sources without regard to case, unless the schema has both.
+    """
+    by_lower = {name.lower(): name for name in directories if name not in names}
+    found = {
+        name: name if name in directories else by_lower.get(name.lower(), "") for name in names
+    }
+    return {name: directory for name, directory in found.items() if directory}
 
 
 def split_file(file: SourceFile, partition_bytes: int) -> list[Split]:

@@ -123,7 +123,9 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     check_classic(frame)
     results = result_columns(request.output, frame.columns)
     fields = arrow_fields(results)
-    positions = _fed_positions(request.columns, frame)
+    asked = request.columns
+    columns = [asked] if isinstance(asked, str) else asked
+    positions = dataframe_columns.select(frame.columns, columns)
     fed = [frame.schema.fields[position] for position in positions]
     leaves = dataframe_columns.leaves([(field.name, field.dataType) for field in fed])
     fills = dataframe_columns.fills(leaves, request.nulls)
@@ -226,14 +228,3 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
     while name in lower:
         name += "_"
     return name
-
-
-def _fed_positions(asked: Sequence[str] | None, frame: Any) -> tuple[int, ...]:
-    given = frame.columns
-    names = (asked,) if isinstance(asked, str) else tuple(given if asked is None else asked)
-    missing = [name for name in names if name not in given]
-    if missing or not names:
-        raise SettingsError(
-            f"columns={list(names)}, but the DataFrame has {list(given)}; name columns that exist"
-        )
-    return dataframe_columns.select(given, names)

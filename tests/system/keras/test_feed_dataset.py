@@ -712,6 +712,19 @@ def test_labels_in_the_row_dtypes_and_map_fn():
         assert (x.dtype.name, y.dtype.name) == ("float32", "int64")
 
 
+def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:20], Y[:20])], finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        model = distribute(make_model(), ctx)
+        model(next(iter(dataset))[0])
+        assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 0
+        model.fit(dataset, verbose=0)
+        assert cluster.rows(0) == 20
+        assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 20
+
+
 def test_errors_of_feed_and_arguments_reach_fit():
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -787,18 +800,22 @@ class Trained(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
 
 @pytest.mark.fault("F01")
-@pytest.mark.parametrize("pipeline", [0, 2])
-def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(pipeline):
+@pytest.mark.parametrize(("pipeline", "per_push"), [(0, 1), (2, 1), (0, 2), (1, 2)])
+def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(pipeline, per_push):
     epochs = batches(5, 3)
     with serving() as cluster:
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, epochs, finish=True)
-        model = distribute(make_model(), ctx, pipeline=pipeline)
+        model = make_model()
+        steps = None if per_push == 1 else per_push
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps), LOSS)
+        distribute(model, ctx, pipeline=pipeline)
         watch = Trained(ctx)
         model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0, callbacks=[watch])
         first, second = len(epochs[0]), len(epochs[1])
         # Read ahead are all batches of the epoch by then.
-        behind = [max(0, done - pipeline) * BATCH for done in range(5)]
+        under_way = {(0, 1): 0, (2, 1): 2, (0, 2): 1, (1, 2): 3}[pipeline, per_push]
+        behind = [max(0, done - under_way) * BATCH for done in range(5)]
         assert watch.rows[:5] == behind
         assert watch.rows[5:] == [first + rows for rows in behind[:3]]
         found = stats(ctx)

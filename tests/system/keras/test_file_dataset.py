@@ -18,7 +18,7 @@ from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
 from tfos.control.epoch_log import EpochLog
-from tfos.errors import NotDistributed, SortedRowsWarning
+from tfos.errors import NotDistributed, SettingsError, SortedRowsWarning
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -263,6 +263,59 @@ def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):
     pairs = list(tf.data.Dataset.zip((data, data)))
     assert all(bool(tf.reduce_all(one["n"] == two["n"])) for one, two in pairs)
     assert len(pairs) == 7
+
+
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_batch_that_was_looked_at_is_in_the_loop_after_it(tmp_path, loop):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    seen: list[int] = []
+    data._hand = lambda ready: seen.extend(ready.values[1].tolist())  # type: ignore[method-assign]
+    assert next(iter(data))[1].numpy().tolist() == [0, 1, 2, 3]
+    seen.clear()
+    options = {"epochs": 2} if loop == "fit" else {}
+    getattr(make_model(), loop)(data, verbose=0, **options)
+    assert seen == [*range(10)] * (2 if loop == "fit" else 1)
+
+
+def test_arguments_that_keras_would_ignore_beside_a_dataset_are_refused(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    rows = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    y = np.zeros(10)
+    with serving() as cluster:
+        model = distribute(make_model(), cluster.contexts[0])
+        for call, arguments, text in (
+            (model.evaluate, {"y": y}, "its batches have 4 rows. Drop y; "),
+            (model.predict, {"batch_size": 8}, r"predict\(dataset, batch_size=...\): the rows of"),
+            (model.fit, {"sample_weight": y}, r"fit\(dataset, sample_weight=...\): the rows of"),
+            (model.fit, {"validation_data": (rows, y)}, "has 2 values: the rows of a dataset of"),
+            (
+                model.fit,
+                {"validation_data": rows, "validation_batch_size": 8},
+                "_batch_size=...\\)",
+            ),
+        ):
+            with pytest.raises(SettingsError, match=text):
+                call(rows, **arguments)
+        model.fit(y[:, None] * np.ones(4), y, batch_size=5, validation_data=rows, verbose=0)
+
+
+def test_a_loop_of_the_programs_own_has_its_batches_alone(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    next(data)
+    assert next(data)[1].numpy().tolist() == [4, 5, 6, 7]
+    assert len(make_model().predict(data, verbose=0)) == 2
+
+
+def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    model, stop = make_model(), keras.callbacks.LambdaCallback()
+    stop.on_predict_batch_end = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        model.predict(data, verbose=0, callbacks=[stop])
+    assert len(model.predict(data, verbose=0)) == 10
 
 
 def is_open(path: Path) -> bool:

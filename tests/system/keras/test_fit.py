@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -225,6 +226,34 @@ def test_the_chiefs_decisions_reach_all_workers_and_metrics_are_combined():
         ]
         assert {(each.feed, each.fed_epoch) for each in chief} == {("", -1)}
         assert all(each.seconds > 0 for each in chief)
+
+
+def test_a_chief_that_comes_back_follows_what_was_decided_without_it():
+    with serving(num_workers=2) as cluster:
+        lost, other = cluster.contexts
+        models = []
+        for _ in range(3):
+            keras.utils.clear_session(free_memory=False)  # names as in another process
+            models.append(make_model(keras.optimizers.SGD(0.1)))
+        distribute(models[0], lost)
+        cluster.servers[0].worker_lost(0)
+
+        def decide(epoch, logs):
+            models[1].optimizer.learning_rate = 0.01 * (epoch + 1)
+            models[1].stop_training = epoch == 2
+
+        distribute(models[1], other).fit(
+            *(X[:64], Y[:64]),
+            epochs=5,
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=decide)],
+        )
+        other.client.finish()
+        chief = replace(lost, client=lost.make_client(100), fit_place=FitPlace(0, 1))
+        distribute(models[2], chief).fit(X[:64], Y[:64], epochs=5, verbose=0)
+        assert models[2].history.epoch == [1, 2]
+        assert float(models[2].optimizer.learning_rate.numpy()) == pytest.approx(0.03)
+        chief.client.close()
 
 
 def with_frozen(seed, dtype="float32"):

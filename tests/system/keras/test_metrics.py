@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from ps.protocol.messages import MAX_OPEN_BYTES
 from tests.support.keras_training import blobs, serving
 from tests.system.keras.test_validation import run
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.metric_states import (
-    MAX_STATE_BYTES,
     EpochMetrics,
     MetricStates,
     inexact,
@@ -156,7 +156,7 @@ def test_the_states_of_every_metric_of_keras_may_be_added(name):
             metric.update_state(guesses[rows])
         else:
             metric.update_state(y[rows], guesses[rows])
-        own = EpochMetrics(measure(SimpleNamespace(metrics=[metric])), (), is_shared=False)
+        own = epoch_metrics(metric)
         return metric, own, own.states({metric.name: metric.result()})
 
     whole, *_ = measured(slice(0, 60))
@@ -169,9 +169,9 @@ def test_the_states_of_every_metric_of_keras_may_be_added(name):
     np.testing.assert_allclose(value, whole.result(), rtol=1e-5)
 
 
-def epoch_metrics(*metrics, is_shared=False):
+def epoch_metrics(*metrics, is_shared=False, num_workers=2):
     measured = measure(SimpleNamespace(metrics=list(metrics)))
-    return EpochMetrics(measured, measured, is_shared=is_shared)
+    return EpochMetrics(measured, measured, is_shared=is_shared, num_workers=num_workers)
 
 
 def logs_of(metric, prefix=""):
@@ -193,14 +193,19 @@ def test_a_log_that_is_not_the_metrics_value_is_left_alone():
     assert own.states({"loss": 0.7, "text": "x"}) == MetricStates((), {}, ("loss",))
 
 
-def test_a_metric_of_many_variables_is_told_not_sent():
-    metric = keras.metrics.MeanIoU(300, name="iou")
+@pytest.mark.parametrize(
+    ("classes", "num_workers", "num_bytes", "limit"),
+    [(300, 2, 720_000, 256 << 10), (100, 1_000, 80_000, MAX_OPEN_BYTES // 2_000)],
+)
+def test_a_metric_of_many_variables_is_told_not_sent(classes, num_workers, num_bytes, limit):
+    """All workers' together are less than a rendezvous has room for."""
+    metric = keras.metrics.MeanIoU(classes, name="iou")
     metric.update_state([1], [1])
-    own = epoch_metrics(metric)
+    own = epoch_metrics(metric, num_workers=num_workers)
     states = own.states(logs_of(metric))
     assert not states.states
     assert (
-        f"720000 bytes, and those of the metrics before are more than {MAX_STATE_BYTES}"
+        f"{num_bytes} bytes, and those of the metrics before are more than {limit} bytes"
         in (inexact([states])["iou"])
     )
     assert own.values([states]) == {}

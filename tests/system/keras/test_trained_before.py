@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.keras_training import Context, Servers, serving
+from tests.support.keras_training import Context, Servers, serving, together
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras import Embedding
@@ -144,6 +144,49 @@ def test_a_run_that_resumes_keeps_its_checkpoint(tmp_path: Path, caplog):
         assert_has(model, cluster)
         np.testing.assert_array_equal(model.get_weights()[-1], first[-1])
     assert "set_weights" in caplog.text
+
+
+def make_unbuilt() -> keras.Model:
+    """Whose first batch builds it: a run that has no epoch left trains none."""
+    model = keras.Sequential([keras.layers.Dense(1, name="out")], name="line")
+    model.compile(keras.optimizers.SGD(1e-5), "mse", jit_compile=False)
+    return model
+
+
+def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(tmp_path: Path):
+    with serving() as cluster:
+        first = distribute(make_unbuilt(), cluster.contexts[0])
+        first.fit(X, Y, epochs=2, batch_size=BATCH, verbose=0)
+        chief = again(cluster.contexts[0], place=FitPlace(1, 0))
+        model = distribute(make_unbuilt(), chief)
+        for use in (model.predict, model.predict_on_batch):
+            with pytest.raises(UnsupportedModel, match=r"Give it a keras\.Input"):
+                use(X)
+        model.build(X.shape)
+        assert model.fit(X, Y, epochs=2, verbose=0).history == {}  # it was over
+        np.testing.assert_array_equal(model.get_weights()[0], first.get_weights()[0])
+        model.save(tmp_path / "m.keras")
+        saved = keras.models.load_model(tmp_path / "m.keras")
+        np.testing.assert_array_equal(saved.get_weights()[0], first.get_weights()[0])
+        chief.client.close()
+
+
+def test_a_worker_that_has_taken_trained_values_agrees_with_the_others_on_the_first_batch(tmp_path):
+    with serving() as cluster:
+        distribute(make_unbuilt(), cluster.contexts[0]).fit(X, Y, batch_size=BATCH, verbose=0)
+        cluster.contexts[0].client.save(tmp_path, None)
+    with serving(num_workers=2) as cluster:
+        cluster.contexts[0].client.restore(tmp_path)
+
+        def work(rank: int) -> None:
+            model = distribute(make_unbuilt(), cluster.contexts[rank])
+            model.build(X.shape)
+            if rank == 0:
+                model.evaluate(X, Y, verbose=0)
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+        together(work, 2)
+        assert cluster.pushes == 2 * len(X) // BATCH
 
 
 def test_a_checkpoint_that_was_never_trained_takes_the_first_values(tmp_path: Path):

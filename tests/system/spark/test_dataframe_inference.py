@@ -151,10 +151,10 @@ def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"columns": ["x", "y"]}, r"columns=\['x', 'y'\], but the DataFrame has \['id', 'how', "),
+        ({"columns": ["x", "y"]}, r"columns=\['x', 'y'\]: 'y': the DataFrame has no such column"),
         ({"columns": ["x", "x"]}, "column 'x' exists twice"),
         ({}, "column 'unfed' is map<bigint,bigint>, which a feed cannot carry"),
-        ({"columns": []}, "name columns that exist"),
+        ({"columns": []}, "select at least one"),
         ({"columns": ["x"], "nulls": {"id": 0}}, r"nulls= names 'id', which is not fed: \['x'\]"),
         ({"output": "X"}, "has a column 'X', and the DataFrame has one already"),
         ({"output": "a int, b"}, "'a int, b' names no columns"),

@@ -76,6 +76,18 @@ def test_a_partition_that_is_null_is_refused_where_the_schema_says_never(tmp_pat
         RecordFilesReader(schema, options)
 
 
+def test_a_schema_names_the_columns_of_directories_in_any_case(tmp_path):
+    from tfos.datasource.reader import RecordFilesReader
+
+    write_file(tmp_path / "day=7" / "a", {"n": 1, "DAY": 2})
+    options = TFRecordOptions(paths=(str(tmp_path),))
+    for names, row in ({"Day": 7, "n": 1}, [7, 1]), ({"day": 7, "DAY": 2}, [7, 2]):
+        reader = RecordFilesReader(columns(**dict.fromkeys(names, "integer")), options)
+        (part,) = reader.partitions()
+        (batch,) = reader.read(part)
+        assert batch.to_pylist() == [dict(zip(names, row, strict=True))]
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -123,7 +123,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._was_checked = False
         self._heads: deque[Any] = deque()
         """Read and not handed out: batches, and the end or the error behind them."""
-        self._over = self._in_loop = self._trains = False
+        self._over = self._in_loop = self._in_own_loop = self._trains = False
+        self._looked_at: Ready | None = None
+        """The one batch that was taken outside of Keras' loops: the next loop begins with it. More
+        than one is a loop of the program's own, which trains them."""
         self._batches = 0
         self.rows = 0
         """Handed out since the epoch's loop began."""
@@ -133,8 +136,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self.ended_epoch = -1
         """The newest epoch of which every batch was handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
-        self.pushes_under_way = 0
-        """Number of last batches whose pushes may be unacknowledged: `pipeline=k`."""
+        self.batches_under_way = 0
+        """Number of last batches whose gradients the servers may lack: see PSTrainer."""
 
     # -- the epoch
 
@@ -204,6 +207,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self
 
     def __next__(self) -> Any:
+        if self._looked_at is not None:
+            self._hand(self._looked_at)
+            self._looked_at, self._in_own_loop = None, True
         if self.at_end():
             raise StopIteration
         ready = self._heads.popleft()
@@ -215,7 +221,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         elif self._unmatched is not None:
             is_over = check_labels(self._unmatched, ready.values[1])
             self._unmatched = None if is_over else self._unmatched
-        self._hand(ready)
+        if self._in_loop or self._in_own_loop:
+            self._hand(ready)
+        else:
+            self._looked_at = ready
         if self._label_order is not None and len(ready.values) > 1:
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
         return self._tensors(ready)
@@ -354,7 +363,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._unmatched = fit.model if fit is not None and trains else None
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
-        for ready in self._heads:
+        for ready in (*self._heads, self._looked_at):
             if isinstance(ready, Ready):
                 ready.tensors = None  # they may have the class weights of another fit
         if trains and not self._was_checked:
@@ -381,9 +390,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     get_torch_dataloader = get_jax_iterator
 
     def on_epoch_begin(self) -> None:
-        """Keras starts the loop of an epoch."""
+        """Keras starts the loop of an epoch, perhaps without a word of the end of the one before.
+
+        It begins with the batch that was only looked at, as in `next(iter(dataset))`.
+        """
+        self.on_epoch_end()
         self._begin()
-        self._in_loop = True
+        self._in_loop, self._in_own_loop = True, False
+        if self._looked_at is not None:
+            self._heads.appendleft(self._looked_at)
+            self._looked_at = None
 
     def on_epoch_end(self) -> None:
         """Keras has left the loop; it says so before it, too."""

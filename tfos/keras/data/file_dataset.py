@@ -93,6 +93,7 @@ class FileDataset(BatchDataset):
     def _restart(self, epoch: int) -> None:
         self._prefetcher.restart()
         self._heads.clear()
+        self._looked_at = None
         self._reader.begin(epoch)
         self._position = self._reader.position
 

@@ -13,6 +13,7 @@ Threads: use the model from one thread.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from ps.compression.format import Compression
 from ps.manifest.manifest import Consistency
 from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
-from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, distributed_fit
+from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, check_rows, distributed_fit
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.table_summary import with_tables
 from tfos.keras.keras_loops import refusing_no_rows
@@ -259,12 +260,16 @@ def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
 def _pulling(
     original: Callable[..., Any], trainer: PSTrainer, *, is_checked: bool
 ) -> Callable[..., Any]:
+    bound = inspect.signature(original).bind
+
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             trainer.attach_without_batch()
             if trainer.begin_validation is not None:
                 trainer.begin_validation()
+        elif is_checked:
+            check_rows(original.__name__, bound(*args, **kwargs).arguments)
         if is_checked:
             trainer.check_values()
         trainer.pull_newest()

@@ -60,13 +60,15 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Decisions of one worker's callbacks; all workers follow the chief's."""
+    """Decisions of one worker's callbacks; all workers follow the same one's: see `_leading`."""
 
     chief: bool
     stop: bool
     learning_rate: float | None = None
     assigned: bool = False
     data: DataState | None = None
+    joins: bool = False
+    """Whether it comes here before its first epoch, and its callbacks have decided nothing."""
 
 
 class FeedEnded(Exception):
@@ -225,12 +227,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self.data.join(told, place)
             return
         key = f"{self._name}/{place.epoch - 1}/decision"
-        own = Decision(chief=False, stop=False, data=self.data.state())
+        own = Decision(chief=False, stop=False, data=self.data.state(), joins=True)
         answers = self._trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decisions = _by_rank(answers, Decision)
-        rate = next((each.learning_rate for each in decisions.values() if each.chief), None)
-        if rate is not None:
-            optimizers.unwrap(self._trainer.optimizer).learning_rate = rate
+        decision = _leading(decisions)
+        if decision is not None and decision.learning_rate is not None:
+            optimizers.unwrap(self._trainer.optimizer).learning_rate = decision.learning_rate
         states = {rank: each.data for rank, each in decisions.items() if each.data is not None}
         self.data.join(states, place)
 
@@ -247,7 +249,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if self._dataset is not None:
             if not self._has_epoch(self._dataset):
                 raise FeedEnded
-            self._dataset.pushes_under_way = self._trainer.pipeline
+            self._dataset.batches_under_way = self._trainer.batches_under_way
         self._trainer.is_between_epochs = False
         self._trainer.first_batch.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
@@ -283,7 +285,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.attach_without_batch()
         trainer.drain()
         if self._dataset is not None:
-            self._dataset.pushes_under_way = 0
+            self._dataset.batches_under_way = 0
             self._dataset.all_acknowledged()
         if trainer.attached:
             trainer.positions.at_end()
@@ -451,15 +453,21 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         own = Decision(trainer.ctx.is_chief, stop, rate, trainer.assigned, state)
         trainer.assigned = False
         answers = trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
-        decision = next((d for d in _decoded(answers.values(), Decision) if d.chief), own)
-        if decision is own:
-            self.model.stop_training = stop
-            return
+        decision = _leading(_by_rank(answers, Decision)) or own
         self.model.stop_training = decision.stop
         if decision.learning_rate is not None and decision.learning_rate != rate:
             optimizers.unwrap(trainer.optimizer).learning_rate = decision.learning_rate
         if decision.assigned:
             trainer.pull()
+
+
+def _leading(decisions: Mapping[int, Decision]) -> Decision | None:
+    """The chief's, or where it was lost the lowest rank's; None: no worker has decided.
+
+    All who read these, also a chief that comes back to them, follow the same one.
+    """
+    decided = [each for _, each in sorted(decisions.items()) if not each.joins]
+    return next((each for each in decided if each.chief), next(iter(decided), None))
 
 
 def rendezvous_prefix(number: int) -> str:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -158,6 +158,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         trainer.begin_fit()
         number = next(fits)  # of a fit that begins: what is refused may be called again
         if _is_over(begins := _place(trainer.ctx, dataset), number):
+            trainer.pull()
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
         kept_rate.begin(number)
@@ -270,21 +271,38 @@ def _left_out(model: Any, number: int) -> Any:
 
 
 def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    _check_rows(arguments)
+    check_rows("fit", arguments)
     _check_steps(arguments, trainer)
     _check_callbacks(arguments, trainer)
 
 
-def _check_rows(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that Keras would silently ignore with a feed."""
-    if not isinstance(arguments.get("x"), BatchDataset):
-        return
-    for name in ("y", "sample_weight", "batch_size"):
-        if arguments.get(name) is not None:
+def check_rows(call: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that Keras would silently ignore beside a dataset of ctx.
+
+    Args:
+        call: name of the method.
+        arguments: of the call, by name.
+
+    Raises:
+        SettingsError: names one.
+    """
+    validated = arguments.get("validation_data")
+    if isinstance(validated, list | tuple) and isinstance(
+        next(iter(validated), None), BatchDataset
+    ):
+        raise SettingsError(
+            f"{call}(validation_data=(dataset, ...)) has {len(validated)} values: the rows of a "
+            "dataset of ctx contain their targets and weights. Pass the dataset alone, made with "
+            "label_cols= and weight_col="
+        )
+    of_x, of_validation = ("y", "sample_weight", "batch_size"), ("validation_batch_size",)
+    for value, names in ((arguments.get("x"), of_x), (validated, of_validation)):
+        given = [name for name in names if arguments.get(name) is not None]
+        if given and isinstance(value, BatchDataset):
             raise SettingsError(
-                f"fit(ctx.dataset(...), {name}=...): the rows of a feed contain their targets "
-                "and weights, (x, y, weight), and ctx.dataset(batch_size) sets the size; drop "
-                f"{name}, or compute it in map_fn"
+                f"{call}(dataset, {given[0]}=...): the rows of a dataset of ctx contain their "
+                f"targets and weights, (x, y, weight), and its batches have {value.batch_size} "
+                f"rows. Drop {given[0]}; dataset(n, label_cols=, weight_col=, map_fn=) makes others"
             )
 
 

@@ -18,8 +18,12 @@ import msgspec
 import numpy as np
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from ps.protocol.messages import MAX_OPEN_BYTES
+
 MAX_STATE_BYTES = 256 << 10
 """Of one worker's variables in an epoch, which every worker receives; AUC has 3,200."""
+MAX_STATES_BYTES = MAX_OPEN_BYTES // 2
+"""Of all workers' variables: the other half of what a rendezvous may hold is for their logs."""
 ADDITIVE = "state_is_additive"
 """Attribute by which a user's metric says that its variables may be added."""
 
@@ -115,11 +119,18 @@ class EpochMetrics:
         training: as they were at the end of training.
         validation: at the end of validation; empty without.
         is_shared: all workers validate the same rows.
+        num_workers: that report theirs.
     """
 
     def __init__(
-        self, training: Sequence[Measured], validation: Sequence[Measured], *, is_shared: bool
+        self,
+        training: Sequence[Measured],
+        validation: Sequence[Measured],
+        *,
+        is_shared: bool,
+        num_workers: int,
     ) -> None:
+        self._max_bytes = min(MAX_STATE_BYTES, MAX_STATES_BYTES // num_workers)
         self._known = {each.name: each for each in (*training, *validation)}
         self._parts = (("", training, False), (VALIDATION, validation, is_shared))
 
@@ -132,7 +143,7 @@ class EpochMetrics:
         """
         states: list[MetricState] = []
         others: dict[str, str] = {}
-        room = MAX_STATE_BYTES
+        room = self._max_bytes
         for prefix, measured, is_shared in self._parts:
             for each in measured:
                 name = prefix + each.name
@@ -144,7 +155,7 @@ class EpochMetrics:
                 elif num_bytes > room:
                     others[name] = (
                         f"its variables, {num_bytes} bytes, and those of the metrics before are "
-                        f"more than {MAX_STATE_BYTES} bytes"
+                        f"more than {self._max_bytes} bytes"
                     )
                 else:
                     room -= num_bytes

@@ -46,7 +46,7 @@ class ValidationPasses:
         trainer = self._trainer
         trainer.drain()
         if self._trained is not None:  # the driver feeds validation once all rows are trained
-            self._trained.pushes_under_way = 0
+            self._trained.batches_under_way = 0
             self._trained.all_acknowledged()
         trainer.workers.leave()  # others with more batches need not wait for this worker
         self._has_run = True
@@ -67,8 +67,13 @@ class ValidationPasses:
         training, self._training = self._training, None
         newest = measure(self._trainer.model)
         if training is None:
-            return EpochMetrics(newest, (), is_shared=False)
-        return EpochMetrics(training, newest, is_shared=self._dataset is None)
+            training, newest = newest, []
+        return EpochMetrics(
+            training,
+            newest,
+            is_shared=self._dataset is None,
+            num_workers=self._trainer.ctx.num_workers,
+        )
 
 
 def check(arguments: dict[str, Any]) -> None:

@@ -95,6 +95,9 @@ class PSTrainer:
         self.positions = DataPositions(ctx, self.client)
         self.workers = OtherWorkers(self.client, ctx)
         self.first_batch = FirstBatch(self.workers)
+        self._awaits_batch = not tensors.is_built(model)
+        """Whether the workers have yet to agree on a batch to build it from. One that has taken
+        trained values before still comes there: the others wait for it."""
         self._attached: AttachedModel | None = None
         self._batches: Lookahead | None = None
         self._most_in_flight = 0
@@ -134,6 +137,14 @@ class PSTrainer:
         return self.settings.pushes_in_flight(
             has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
         )
+
+    @property
+    def batches_under_way(self) -> int:
+        """Last batches whose gradients the servers may lack when `fit` asks for the next one.
+
+        Of pushes in flight, and of a sum that is not complete.
+        """
+        return (self.pipeline + 1) * optimizers.batches_per_update(self.optimizer) - 1
 
     @property
     def waits(self) -> bool:
@@ -220,13 +231,15 @@ class PSTrainer:
 
     def attach_without_batch(self) -> None:
         """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
-        if not self.attached:
+        if self._awaits_batch:
             self._attach_like(self.first_batch.agree_without())
 
     def _attach_like(self, described: bytes | None) -> None:
         if described is not None:
             tensors.build(self.model, described)
-            self.attach(seeds=self.ctx.is_chief)
+            if not self.attached:
+                self.attach(seeds=self.ctx.is_chief)
+            self._awaits_batch = False
 
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
@@ -292,7 +305,7 @@ class PSTrainer:
 
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values
-        if self._attached is None:
+        if self._awaits_batch:
             self._attach_like(self.first_batch.agree(tensors.describe(data)))
         if self._attached is None:
             raise RuntimeError("attach() left the model without a step")
@@ -402,11 +415,14 @@ class PSTrainer:
     def pull(self, timeout_s: float | None = None) -> None:
         """Take the servers' newest values, and their averages if it keeps any.
 
-        Rows that were asked for ahead are asked for again.
+        A model that no batch has attached here does so now, if it has been built and the servers
+        were filled before. Rows that were asked for ahead are asked for again.
 
         Args:
             timeout_s: for the values to come; None: the client's.
         """
+        if not self.attached and tensors.is_built(self.model) and self.client.is_filled():
+            self.attach(seeds=self.ctx.is_chief)
         if self._attached is not None:
             self.drain()
             if self._batches is not None:
@@ -422,9 +438,20 @@ class PSTrainer:
             self._is_behind = False
 
     def pull_newest(self) -> None:
-        """Pull, unless the variables are the servers' newest or another thread's fit has them."""
-        if not (self.is_between_epochs or self.fits_elsewhere):
-            self.pull()
+        """Pull, unless the variables are the servers' newest or another thread's fit has them.
+
+        Raises:
+            UnsupportedModel: the servers have trained values, and the model no variables for them.
+        """
+        if self.is_between_epochs or self.fits_elsewhere:
+            return
+        self.pull()
+        if not self.attached and self.client.is_filled():
+            raise UnsupportedModel(
+                f"the model {self.model.name!r} has no weights yet and no batch was trained here, "
+                "while the servers hold trained parameters, which it would answer without. Give "
+                "it a keras.Input, or call model.build(input_shape) before ctx.distribute(model)"
+            )
 
     def catch_up(self) -> None:
         """Take the servers' values if what trained before was broken off."""
