@@ -33,7 +33,7 @@ from tfos.control.state.actions import Action, Replace, Send, Warn
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import ControlError, ControlRefused, NodeFailedError
-from tfos.failure import NodeFailure, NodeId, is_symptom
+from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
@@ -219,18 +219,8 @@ class Coordinator:
     def error(self) -> NodeFailedError | None:
         """Return the error of a failed cluster, root cause first."""
         with self._lock:
-            fatal, every = list(self._state.fatal), list(self._state.failures)
-        if not fatal:
-            return None
-        ordered = fatal + [failure for failure in every if failure not in fatal]
-        if is_symptom(fatal[0]):
-            # A stable sort: causes first, each group in order of arrival.
-            ordered = sorted(every, key=is_symptom)
-        cause = ordered[0]
-        before = every[: every.index(cause)] if cause in every else []
-        earlier = [failure for failure in ordered if failure in before]
-        later = [failure for failure in ordered[1:] if failure not in before]
-        return NodeFailedError([cause, *later, *earlier], len(earlier))
+            has_failed, (failures, num_earlier) = bool(self._state.fatal), self._state.by_cause()
+        return NodeFailedError(failures, num_earlier) if has_failed else None
 
     def explain_by(self, explain: Callable[[NodeFailure, bool], NodeFailure]) -> None:
         """Have failures explained.

@@ -264,13 +264,7 @@ def _checkpoints(state: ClusterView) -> Json | None:
 def _failures(state: ClusterView, seen: int) -> list[Json]:
     if seen and seen == state.num_failures:
         return []
-    return [_failure(each) for each in _first(state)]
-
-
-def _first(state: ClusterView) -> list[NodeFailure]:
-    """Return the failures, the one that failed the cluster first."""
-    others = [each for each in state.failures if each not in state.fatal]
-    return [*state.fatal, *others][:MOST_FAILURES]
+    return [_failure(each) for each in state.by_cause()[0][:MOST_FAILURES]]
 
 
 def _failure(failure: NodeFailure) -> Json:

@@ -17,7 +17,7 @@ from tfos.control.curve import Curve
 from tfos.control.epoch_log import EpochLog
 from tfos.control.members import Member, NodeStatus
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure
+from tfos.failure import NodeFailure, cause_at
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
 
@@ -108,6 +108,15 @@ class ClusterView:
     def is_running(self) -> bool:
         """Whether nodes are to train and to serve."""
         return self.phase is ClusterPhase.RUNNING and not self.is_ending
+
+    def by_cause(self) -> tuple[list[NodeFailure], int]:
+        """Return the failures, the cause of a failed cluster first, and how many came before it.
+
+        Those are the last ones.
+        """
+        every = self.failures
+        place = cause_at(every, every.index(self.fatal[0])) if self.fatal else 0
+        return [*every[place:], *every[:place]], place
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:
         """Return every serving node, as its peers see it."""
