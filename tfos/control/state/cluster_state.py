@@ -554,6 +554,7 @@ class ClusterState(ClusterOrders):
             heartbeat_s=config.heartbeat_s,
             lease_s=config.lease_s,
             hang_s=config.hang_s,
+            has_begun=self.is_running,
         )
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:
