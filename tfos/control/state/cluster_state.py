@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tfos.control import messages
-from tfos.control.members import Member, NodeStatus, point_of
+from tfos.control.members import Member, NodeStatus
 from tfos.control.permissions import admitted
 from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.restarts.node_end import (
@@ -276,7 +276,7 @@ class ClusterState(ClusterOrders):
         """
         self._pause.on_tick(self.members.values(), now_s)
         if self.curve.is_due(now_s):
-            self.curve.add(point_of(self.workers, now_s))
+            self.curve.add(self.point(now_s))
         actions: list[Action] = []
         for member in self.live():
             if reason := silence_of(member, self.config, now_s):
