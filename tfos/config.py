@@ -223,7 +223,8 @@ class ClusterConfig:
     """Seconds that an evaluator (eval_node) has for its last checkpoint once the workers' main_fun
     has returned."""
     abort_s: float = 10.0
-    """Seconds from the decision to stop until every process has ended."""
+    """Seconds from the decision to stop until every process has ended. A stop in order is longer
+    by what the grace of exit handlers (5 s, or `grace_secs`) needs beyond six tenths of it."""
     max_inflight_bytes: int = 64 << 20
     """Unread bytes per worker at which feeding waits. Larger: steadier, more worker memory."""
     tolerate_lost_workers: bool = True
