@@ -773,6 +773,19 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     assert "take equally many steps" in headline.message
 
 
+@pytest.mark.parametrize(
+    "event",
+    [messages.FlushReached("input", 0), messages.PhaseChanged("fit"), messages.ServesShard()],
+)
+def test_how_far_a_worker_is_asks_nothing_of_all_the_others(
+    event: messages.Event, monkeypatch: pytest.MonkeyPatch
+):
+    """With a thousand workers that took most of the time under the driver's lock."""
+    state = _running()
+    monkeypatch.setattr(ClusterState, "workers", property(lambda state: pytest.fail("all of them")))
+    assert state.on_event(node_id("worker:1"), event, NOW) == []
+
+
 def test_a_worker_outside_the_strategy_of_the_others_may_return():
     state = _mirrored(3)
     for name, event in (
