@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from feeding.filesystem.location import LOCAL, shown
 from ps.checkpoint.score import METRIC_NAME, is_metric_name
@@ -80,7 +80,7 @@ class Checkpoints:
     False: all are, as for other data."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.directory, str):
+        if not isinstance(_take_path(self, "directory"), str):
             raise SettingsError(f"checkpoints need a directory as a str, got {self.directory!r}")
         _check_directory(self.directory, "checkpoints")
         for name in ("every_s", "timeout_s"):
@@ -181,6 +181,10 @@ class TensorBoardConfig:
     names: tuple[str, ...] = ()
     """Further names by which browsers ask for it, those of proxies (`page_hosts`)."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(_take_path(self, "log_dir"), str):
+            raise SettingsError(f"log_dir must be a directory or a URL, got {self.log_dir!r}")
+
 
 class InputMode(enum.IntEnum):
     """Where a worker's rows come from. The numbers are TensorFlowOnSpark's."""
@@ -223,7 +227,8 @@ class ClusterConfig:
     """Seconds that an evaluator (eval_node) has for its last checkpoint once the workers' main_fun
     has returned."""
     abort_s: float = 10.0
-    """Seconds from the decision to stop until every process has ended."""
+    """Seconds from the decision to stop until every process has ended. A stop in order is longer
+    by what the grace of exit handlers (5 s, or `grace_secs`) needs beyond six tenths of it."""
     max_inflight_bytes: int = 64 << 20
     """Unread bytes per worker at which feeding waits. Larger: steadier, more worker memory."""
     tolerate_lost_workers: bool = True
@@ -321,11 +326,7 @@ class ClusterConfig:
     def _check_files(self) -> None:
         """Refuse directories and inputs that not every node finds."""
         for name in ("save_on_interrupt", "output"):
-            place = getattr(self, name)
-            if isinstance(place, os.PathLike):
-                place = os.fspath(place)
-                object.__setattr__(self, name, place)
-            if place is not None:
+            if (place := _take_path(self, name)) is not None:
                 _check_directory(place, name)
         inputs: object = self.inputs
         if not isinstance(inputs, tuple) or not all(
@@ -410,6 +411,15 @@ def _make_plain(record: object, name: str, value: float) -> None:
     """Store a float of another type (numpy's) as Python's: the record travels to every node."""
     if type(value) not in (int, float):
         object.__setattr__(record, name, float(value))
+
+
+def _take_path(owner: object, name: str) -> Any:
+    """Return a field that is a directory or URL, as a str where it is a path object."""
+    place = getattr(owner, name)
+    if isinstance(place, os.PathLike):
+        place = os.fspath(place)
+        object.__setattr__(owner, name, place)
+    return place
 
 
 def _check_directory(path: str, what: str) -> None:

@@ -8,6 +8,7 @@ Does not: make the record of a dead child (tfos.node.failure), describe it (tfos
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
@@ -63,10 +64,11 @@ GPU_UNUSABLE = "GpuUnusable"
 NODE_SILENT = "NodeSilent"
 """`NodeFailure.error_type`: set by the driver for a node without heartbeats."""
 
+_RANK_LOST = "RankLost"
 _SYMPTOMS = (
     *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
     *("PeerGone", "DeadlineExceeded", NODE_SILENT),
-    "RankLost",
+    _RANK_LOST,
 )
 
 
@@ -80,4 +82,24 @@ def is_crash(failure: NodeFailure) -> bool:
 
 def is_symptom(failure: NodeFailure) -> bool:
     """Whether it follows from the end of another node: no headline while a cause is known."""
-    return failure.error_type.rpartition(".")[2] in _SYMPTOMS
+    return _kind(failure) in _SYMPTOMS
+
+
+def cause_at(failures: Sequence[NodeFailure], place: int) -> int:
+    """Return the place of the cause of a failure that ended a cluster: its own, unless a symptom.
+
+    A symptom's cause may arrive behind it. What came before, the cluster has survived, so it is the
+    cause only of a lost rank, for which others wait as late as in their next collective call.
+
+    Args:
+        failures: in order of arrival.
+        place: of the failure, from 0.
+    """
+    causes = [at for at, each in enumerate(failures) if not is_symptom(each)]
+    behind = [at for at in causes if at >= place]
+    before = [at for at in causes if at < place and _kind(failures[place]) == _RANK_LOST]
+    return [*behind[:1], *before[-1:], place][0]
+
+
+def _kind(failure: NodeFailure) -> str:
+    return failure.error_type.rpartition(".")[2]

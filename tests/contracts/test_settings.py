@@ -118,7 +118,7 @@ CASES = (
         SettingsError,
         {"directory": "/saves"},
         {
-            "directory": ("relative/place", 7, None, Path("/saves")),
+            "directory": ("relative/place", 7, None, Path("saves")),
             "every_s": SECONDS,
             "timeout_s": SECONDS,
             "every_steps": COUNT_OR_ZERO,

@@ -32,6 +32,7 @@ def running(
     now_s: float = 0.0,
     executors: Sequence[str] = (),
     rooms_mib: dict[str, float] | None = None,
+    config: ClusterConfig | None = None,
 ) -> ClusterState:
     """Return the state of a cluster whose nodes have registered and listen.
 
@@ -40,8 +41,9 @@ def running(
         now_s: when all of it happened.
         executors: one per node; none: "1" for each.
         rooms_mib: memory beside Java's heap, by node.
+        config: of the cluster; None: the defaults.
     """
-    state = ClusterState(nodes, ClusterConfig(), rooms_mib=rooms_mib or {})
+    state = ClusterState(nodes, config or ClusterConfig(), rooms_mib=rooms_mib or {})
     state.move(ClusterPhase.RESERVED)
     for name, executor in zip(state.members, executors or repeat("1"), strict=False):
         state.on_register(messages.Register(node_id(name), executor, "host-b", 7), now_s)

@@ -111,12 +111,7 @@ class FakeSpark:
             self.nodes += nodes
             while not cancelled.wait(0.005):
                 if all(node.may_leave for node in nodes):
-                    return [
-                        NodeResult(
-                            name=node.name, attempt=0, executor_id="0", host="h", outcome="ended"
-                        )
-                        for node in nodes
-                    ]
+                    return [NodeResult(name=node.name, outcome="ended") for node in nodes]
             raise RuntimeError("Job 1 cancelled as part of cancellation of all jobs")
 
     def run_feed(self, rdd: FakeRdd) -> list[Any]:

@@ -8,14 +8,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
-from tfos.config import Checkpoints, ClusterConfig, Restarts
+from tfos.cluster import TFCluster
+from tfos.config import Checkpoints, ClusterConfig, Restarts, TensorBoardConfig
 from tfos.control.authority import ClusterAuthority
 from tfos.driver.node_jobs import NodeKeys
+from tfos.errors import SettingsError
 from tfos.files.inputs import InputFiles
 from tfos.node.spec import NO_KEYS, NodeBundle
 from tfos.topology import PlannedNode, plan
@@ -89,3 +92,18 @@ def test_a_bundle_holds_the_keys_of_one_node_alone_and_shows_none():
         assert not [secret for secret in (*private, b"S" * 32) if str(secret)[2:40] in repr(bundle)]
         child = msgspec.msgpack.encode(dataclasses.replace(bundle, control_keys=NO_KEYS))
         assert bundle.control_keys.key_pem not in child
+
+
+@pytest.mark.parametrize("place", ["/shared/7", Path("/shared/7")])
+def test_a_directory_may_be_a_path_wherever_one_is_named(place: Any):
+    config = ClusterConfig(
+        checkpoints=Checkpoints(directory=place), output=place, save_on_interrupt=place
+    )
+    assert config.checkpoints is not None
+    found = (config.checkpoints.directory, config.output, config.save_on_interrupt)
+    assert (*found, TensorBoardConfig(log_dir=place).log_dir) == ("/shared/7",) * 4
+
+
+def test_a_log_dir_that_is_no_path_is_refused_by_name():
+    with pytest.raises(SettingsError, match="log_dir must be a directory or a URL, got 7"):
+        TFCluster.reserve(None, 3, log_dir=7)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from tfos.watch.snapshot import Json
 
 if TYPE_CHECKING:
     from tfos.watch.run_history import RunRecord
+    from tfos.watch.ticket import DriverTicket
 
 FOLLOW_S = 2.0
 """Between two looks at a log: with the size of an answer it bounds the traffic."""
@@ -62,18 +63,21 @@ def status(job: JobOption = "", as_json: JsonOption = False) -> None:
 
 def logs(
     node: Annotated[str, typer.Argument(help="Whose: worker:2, ps:0, chief:0.")],
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the job ends, or Ctrl-C.")
+    ] = False,
     job: JobOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON text per line.")] = False,
 ) -> None:
     """Print the newest lines of a node's output."""
     from tfos.control.messages import Ask
+    from tfos.errors import ControlUnavailable
     from tfos.watch.operator import Operator
 
-    last = 0
+    last, followed = 0, None
     try:
-        with Operator(_chosen(job)) as operator:
-            while True:
+        with Operator(chosen := _chosen(job)) as operator:
+            while followed is None or _runs(followed):
                 found = operator.ask(Ask("log", node, last))
                 if "error" in found:
                     fail(found["error"])
@@ -86,11 +90,14 @@ def logs(
                     if not last:
                         sys.stderr.write(f"tfos: no output of {visible(node)} is here yet\n")
                     return
+                followed = chosen
                 time.sleep(FOLLOW_S)
     except KeyboardInterrupt:
         return
     except TFOSError as error:
-        fail(str(error))
+        if followed is None or not isinstance(error, ControlUnavailable) or _runs(followed):
+            fail(str(error))
+    sys.stderr.write("tfos: the job has ended\n")
 
 
 def save(job: JobOption = "", as_json: JsonOption = False) -> None:
@@ -131,7 +138,13 @@ def history(
     _show_history(records)
 
 
-def _chosen(job: str) -> Any:
+def _runs(job: DriverTicket) -> bool:
+    from tfos.watch import ticket
+
+    return any(each.cluster_id == job.cluster_id for each in ticket.read_all())
+
+
+def _chosen(job: str) -> DriverTicket:
     """Return the ticket of the job that is meant."""
     from tfos.watch import operator, ticket
 

@@ -50,6 +50,7 @@ class Sample:
     at_s: float
     """By the driver's clock."""
     workers: Mapping[str, WorkerSample]
+    """By attempt: a new one counts from 0, by another clock."""
     starting: str = ""
     """What workers do that have no step yet: "workers are starting: import tensorflow 12 s"."""
 

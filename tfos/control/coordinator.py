@@ -33,7 +33,7 @@ from tfos.control.state.actions import Action, Replace, Send, Warn
 from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import ControlError, ControlRefused, NodeFailedError
-from tfos.failure import NodeFailure, NodeId, is_symptom
+from tfos.failure import NodeFailure, NodeId
 from tfos.phases import ClusterPhase
 from tfos.topology import Plan
 
@@ -43,6 +43,10 @@ READ_S = 10.0
 """Who has read a node's log reads it again within this time."""
 FIRST_LINES_S = 3.0
 """Until they come from a node whose output nobody has read: its next heartbeat asks, usually."""
+FOLLOWED_S = 5.0
+"""Somebody who reads a log on looks again within this time."""
+LAST_LOOK_S = 3.0
+"""How long the end waits for that look: above the time between two."""
 _MOST_BLIND_TICKS = 2
 """Errors in a row in the search for silent nodes: the second is no accident."""
 _LINES_PER_S = 400.0
@@ -85,6 +89,8 @@ class Coordinator:
             name: LineRate(_LINES_PER_S, _BURST_LINES, clock) for name in self._state.members
         }
         self._read_until_s: dict[str, float] = {}
+        self._followed_s: dict[str, float] = {}
+        """When who reads a log on looked last, by node."""
         self._log_tails = {name: LogTail() for name in self._state.members}
         self._answer: Callable[[messages.Ask], bytes] | None = None
         self._closing = threading.Event()
@@ -165,9 +171,25 @@ class Coordinator:
                 return None
             has_begun = self._is_read(name)
             self._read_until_s[name] = self._clock() + READ_S
+            if has_begun or number:
+                self._followed_s[name] = self._clock()
+                self._changed.notify_all()
             if not has_begun and not self._console.enabled:  # the node has sent nothing so far
                 self._changed.wait_for(lambda: tail.after(number), FIRST_LINES_S)
             return tail.after(number)
+
+    def await_last_looks(self) -> None:
+        """Let who follows a node's log look once more, for the lines of the end."""
+        with self._changed:
+            before = {
+                name: at_s
+                for name, at_s in self._followed_s.items()
+                if self._clock() - at_s < FOLLOWED_S
+            }
+            self._changed.wait_for(
+                lambda: all(self._followed_s[name] > at_s for name, at_s in before.items()),
+                LAST_LOOK_S,
+            )
 
     def replace_by(self, replace: Callable[[Replace], None]) -> None:
         """Have lost nodes started again by this function, called under the lock: it only begins."""
@@ -219,18 +241,8 @@ class Coordinator:
     def error(self) -> NodeFailedError | None:
         """Return the error of a failed cluster, root cause first."""
         with self._lock:
-            fatal, every = list(self._state.fatal), list(self._state.failures)
-        if not fatal:
-            return None
-        ordered = fatal + [failure for failure in every if failure not in fatal]
-        if is_symptom(fatal[0]):
-            # A stable sort: causes first, each group in order of arrival.
-            ordered = sorted(every, key=is_symptom)
-        cause = ordered[0]
-        before = every[: every.index(cause)] if cause in every else []
-        earlier = [failure for failure in ordered if failure in before]
-        later = [failure for failure in ordered[1:] if failure not in before]
-        return NodeFailedError([cause, *later, *earlier], len(earlier))
+            has_failed, (failures, num_earlier) = bool(self._state.fatal), self._state.by_cause()
+        return NodeFailedError(failures, num_earlier) if has_failed else None
 
     def explain_by(self, explain: Callable[[NodeFailure, bool], NodeFailure]) -> None:
         """Have failures explained.

@@ -7,6 +7,7 @@ Threads: none; its owner serialises the calls.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ class CurvePoint(NamedTuple):
     at_s: float
     """Monotonic seconds of the driver."""
     steps: float
-    """Of all workers."""
+    """Of all workers, those of lost attempts too."""
     rows: float
     loss: float | None
     """The mean of the workers' last losses."""
@@ -42,7 +43,9 @@ class Curve:
         return not self._points or now_s - self._points[-1].at_s >= _LEAST_S
 
     def add(self, point: CurvePoint) -> None:
-        """Add a point; without a step since the last one it says nothing and is left out."""
+        """Add a point; one without a step since the last one, or a finite count, is left out."""
+        if not math.isfinite(point.steps + point.rows):
+            return
         last = self._points[-1] if self._points else None
         if not point.steps or (last is not None and point[1:] == last[1:]):
             return

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from rpc.endpoint import Endpoint
-from tfos.control.curve import CurvePoint
 from tfos.control.messages import (
     BatchReport,
     Done,
@@ -320,18 +319,6 @@ class Member:
             f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
             f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"
         )
-
-
-def point_of(workers: Sequence[Member], now_s: float) -> CurvePoint:
-    """Return how far the training is.
-
-    Args:
-        workers: all of them.
-        now_s: monotonic seconds.
-    """
-    known = [worker.progress for worker in workers]
-    steps, rows = (sum(each.get(name, 0.0) for each in known) for name in ("steps", "rows"))
-    return CurvePoint(now_s, steps, rows, mean_loss(workers))
 
 
 def mean_loss(workers: Iterable[Member]) -> float | None:

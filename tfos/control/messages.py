@@ -64,6 +64,8 @@ class RegisterReply(msgspec.Struct, frozen=True):
     lease_s: float = 20.0
     hang_s: float = 20.0
     """Seconds after which the supervisor ends a suspended child."""
+    has_begun: bool = False
+    """Whether the cluster trains already: a server restores what the attempt before it held."""
 
 
 METRIC = "metric "
@@ -316,7 +318,7 @@ class Restarted(msgspec.Struct, frozen=True, tag=True):
 
     def __str__(self) -> str:
         number = f"{self.count} of {self.limit}"
-        return f"{self.failure.message}; started again from the last checkpoint ({number})"
+        return f"{self.failure.message}; started again ({number})"
 
 
 class UpdatesLost(msgspec.Struct, frozen=True, tag=True):

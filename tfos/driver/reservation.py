@@ -154,7 +154,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     """
     config, plan = request.config, request.plan
     mode, feeds = _checked(request)
-    sc, facts = _context(spark, config)
+    sc, facts = _context(spark, request)
     request = _filled(request, facts)
     config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
     profiles = profiles_of(request.resources, plan, facts, config)
@@ -221,11 +221,13 @@ def _listen(
     return _Address(told, bound, near)
 
 
-def _context(spark: Any, config: ClusterConfig) -> tuple[Any, spark_facts.SparkFacts]:
+def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.SparkFacts]:
     """Return the SparkContext and its settings, with which a cluster can work."""
     sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
-    preflight.check_spark(facts.conf, config)
+    preflight.check_spark(facts.conf, request.config)
+    if request.plan.servers_at_driver:
+        server_address.check_servers_here(os.environ, facts)
     return sc, facts
 
 

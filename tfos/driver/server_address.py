@@ -17,6 +17,7 @@ from tfos.spark.facts import SparkFacts
 
 HOST_VARIABLE = "TFOS_SERVER_HOST"
 PORT_VARIABLE = "TFOS_SERVER_PORT"
+LOCAL_IP = "SPARK_LOCAL_IP"
 _MOST = 65535
 
 
@@ -66,6 +67,28 @@ def server_host(environment: Mapping[str, str], facts: SparkFacts) -> ServerHost
     if facts.bind_address:
         return ServerHost(wanted, facts.bind_address)
     return ServerHost(wanted, _address_here(wanted) or _all_addresses(wanted))
+
+
+def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> None:
+    """Refuse parameter servers beside the driver at an address that is not this host's own.
+
+    They listen where nodes are told to come: a way that leads there ends at the control server.
+
+    Args:
+        environment: see `server_host`; SPARK_LOCAL_IP takes its place for servers.
+        facts: Spark's settings.
+
+    Raises:
+        SettingsError: TFOS_SERVER_HOST names such an address.
+    """
+    wanted = server_host(environment, facts).told
+    is_named = bool(environment.get(HOST_VARIABLE, "").strip())
+    if is_named and not (facts.loopback or environment.get(LOCAL_IP) or _address_here(wanted)):
+        raise SettingsError(
+            f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
+            "driver listen at that address, which is none of this host that others reach. Name an "
+            "address of this host's own, or leave driver_ps_nodes out: they run on executors then"
+        )
 
 
 def _address_here(host: str) -> str:

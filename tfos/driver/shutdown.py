@@ -36,7 +36,10 @@ _ORDERLY_S = 5.0
 _LAST_LINES_S = 2.0
 """How long the screen may take the last lines; what comes behind them, as a traceback, waits."""
 _WORKERS_SHARE = 0.6
-"""Part of abort_s in which workers end before the servers are stopped anyway; above both graces."""
+"""Part of abort_s in which workers end before the servers are stopped anyway; longer by what their
+grace needs."""
+_KILL_S = 1.0
+"""For the end of a worker whose grace is over."""
 _STOP_SHARE = 0.2
 """Part of abort_s that a last save leaves for the stop of the servers."""
 _SERVERS_SHARE = 0.7
@@ -109,7 +112,7 @@ class Shutdown:
 
         Args:
             feeds: names of the feeds to finish.
-            grace_s: seconds that main_fun may take after its feeds have ended.
+            grace_s: seconds between the return of main_fun and the stop.
             timeout_s: seconds until the nodes are killed; infinite: until main_fun has returned.
         """
         late: ShutdownTimeout | None = None
@@ -168,9 +171,7 @@ class Shutdown:
         ended = wait.wait(timeout_s)
         if ended:
             self._await_evaluation()
-        if grace_s > 0:
             self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
-        if ended:
             return None
         names = self._coordinator.read(
             lambda state: [f"{each.where} ({each.phase})" for each in state.awaited()]
@@ -210,7 +211,8 @@ class Shutdown:
             if self._jobs is None:
                 return
             coordinator = self._coordinator
-            longer_s = max(0.0, grace_s - _ORDERLY_S)  # which is within abort_s
+            needed_s = 0.0 if save else grace_s + _KILL_S
+            longer_s = max(0.0, needed_s - self._config.abort_s * _WORKERS_SHARE)
             deadline_s = time.monotonic() + self._config.abort_s + longer_s
             coordinator.act(
                 lambda state: state.end(state.workers, reason, grace_s=grace_s, is_orderly=not save)

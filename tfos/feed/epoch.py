@@ -105,7 +105,7 @@ class EpochFeed:
             return
         # Its reports never come, so each of its workers may have had any of its rows.
         targets = {target.process for target in self.running.targets}
-        for worker in _attempts(state):
+        for worker in state.attempts():
             crash = worker.crash
             if crash is not None and _process_of(worker) in targets:
                 process = _process_of(worker)
@@ -136,7 +136,7 @@ class EpochFeed:
             task: of this epoch.
             state: of the cluster.
         """
-        lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
+        lost = {_process_of(each) for each in state.attempts() if each.status in _LOST}
         return any(target.process in lost for target in task.targets)
 
     def takers(self, state: ClusterView) -> tuple[FeedTarget, ...]:
@@ -168,7 +168,7 @@ class EpochFeed:
         """Return the lost workers whose rows of this epoch are not assigned to others yet."""
         return [
             worker
-            for worker in _attempts(state)
+            for worker in state.attempts()
             if worker.status in _LOST and self.ledger.counts_on(_process_of(worker))
         ]
 
@@ -178,7 +178,7 @@ class EpochFeed:
         Args:
             state: of the cluster.
         """
-        lost = {_process_of(each) for each in _attempts(state) if each.status in _LOST}
+        lost = {_process_of(each) for each in state.attempts() if each.status in _LOST}
         resent = self.ledger.resent.items()
         found = [
             f"{rows} rows were on their way to {name} when a feed task lost its connection"
@@ -194,8 +194,7 @@ class EpochFeed:
             state: of the cluster.
             seconds: duration of the epoch.
         """
-        attempts = [*state.gone]
-        attempts += [each for each in state.workers if each.status is not NodeStatus.RESTARTING]
+        attempts = state.attempts()
         names = {_process_of(each): each.name for each in attempts}
         return self.ledger.report(self.last_of(attempts), names, seconds=seconds)
 
@@ -211,11 +210,6 @@ def _targets_of(workers: Iterable[Member]) -> tuple[FeedTarget, ...]:
         for member in workers
         if member.endpoint is not None
     )
-
-
-def _attempts(state: ClusterView) -> tuple[Member, ...]:
-    """Return all attempts of workers, the lost ones first."""
-    return (*state.gone, *state.workers)
 
 
 def _process_of(worker: Member) -> int:

@@ -19,9 +19,8 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
         feed: whose rows count; None: main_fun reads its own data, and reports rows itself.
         at_s: monotonic seconds.
     """
-    workers = {
-        worker.name: _worker(worker, feed) for worker in state.workers if worker.attempt >= 0
-    }
+    workers = {_attempt(each): _lost(each, feed) for each in state.gone}
+    workers |= {_attempt(each): _worker(each, feed) for each in state.workers if each.attempt >= 0}
     what = starting(state, at_s)
     is_own = any(_is_in_main_fun(worker) for worker in state.workers)
     # Code of main_fun may be a loop that trains and reports nothing: no start, as far as is known.
@@ -49,12 +48,29 @@ def starting(state: ClusterView, now_s: float) -> str:
     return ", ".join(parts)
 
 
+def _attempt(worker: Member) -> str:
+    return f"{worker.name}.{worker.attempt}"
+
+
+def _lost(worker: Member, feed: str | None) -> WorkerSample:
+    """Return what a lost attempt has trained; it is in no epoch any more."""
+    known = worker.progress
+    return WorkerSample(
+        at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)
+    )
+
+
+def _rows(worker: Member, feed: str | None) -> float:
+    if feed is None:
+        return worker.progress.get("rows", 0.0)
+    return float(worker.feed(feed).trained_rows)
+
+
 def _worker(worker: Member, feed: str | None) -> WorkerSample:
     known = worker.progress
-    trained = known.get("rows", 0.0) if feed is None else float(worker.feed(feed).trained_rows)
     return WorkerSample(
         at_s=known.get("at_s", 0.0),
-        rows=trained,
+        rows=_rows(worker, feed),
         steps=known.get("steps", 0.0),
         loss=known.get("loss"),
         epochs_begun=known.get("epochs_begun", 0.0),

@@ -19,7 +19,7 @@ from rpc.endpoint import Endpoint
 from tfos.control import messages
 from tfos.native.environment import announce_to_tensorflow
 from tfos.native.reserved_port import ReservedPort, wanted_port
-from tfos.node.child_link import ChildLink, start_order_thread
+from tfos.node.child_link import ChildLink, ToServer, start_order_thread
 from tfos.node.server_main import run_server
 from tfos.node.spec import ChildSpec
 
@@ -32,7 +32,7 @@ class TensorFlowServerProcess:
         link: to the supervisor.
     """
 
-    def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
+    def __init__(self, spec: ChildSpec, link: ChildLink[ToServer]) -> None:
         self._spec = spec
         self._link = link
         self._stopped = threading.Event()
@@ -56,7 +56,7 @@ class TensorFlowServerProcess:
         del server
         self._link.send(messages.Done())
 
-    def _carry_out(self, order: messages.Order) -> None:
+    def _carry_out(self, order: ToServer) -> None:
         if isinstance(order, messages.Stop):
             self._stopped.set()
 

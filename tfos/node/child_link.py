@@ -8,7 +8,7 @@ Threads: `send` may be called from any thread; `receive` from one thread.
 
 Child to supervisor: events of tfos.control.messages as they are, without those that the supervisor
 makes itself, and Progress and Raised below.
-Supervisor to child: every Order of tfos.control.messages as it is.
+Supervisor to child: every Order of tfos.control.messages as it is, and HasBegun to a server.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     message: str
     traceback: str
 
+
+class HasBegun(msgspec.Struct, frozen=True, tag=True):
+    """Whether the cluster had begun when the server was started, so that it restores what it held.
+
+    A node's first server does not ask.
+    """
+
+    yes: bool
+
+
+ToServer = messages.Order | HasBegun
 
 FromChild = (
     messages.Listening
@@ -205,7 +216,7 @@ _logger = logging.getLogger(__name__)
 
 
 def start_order_thread(
-    link: ChildLink[messages.Order], on_order: Callable[[messages.Order], None]
+    link: ChildLink[Received], on_order: Callable[[Received], None]
 ) -> threading.Thread:
     """Call `on_order` for each order, in order, on a daemon thread; return the thread.
 

@@ -9,7 +9,9 @@ reports and waits for the end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import socket
 import threading
 import time
@@ -25,13 +27,13 @@ from ps.server.server import PSServer, ServerSettings
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
-from tfos.node.child_link import ChildLink, Progress, start_order_thread
+from tfos.node.child_link import ChildLink, HasBegun, Progress, ToServer, start_order_thread
 from tfos.node.server_main import run_server
 from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
 _STOP_LOOK_S = 0.1
-"""How often a server that restores looks whether it is to stop."""
+"""How often a server that restores, or is to know whether it does, looks whether it is to stop."""
 CLOSE_TIMEOUT_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class ServerProcess:
         link: to the supervisor.
     """
 
-    def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
+    def __init__(self, spec: ChildSpec, link: ChildLink[ToServer]) -> None:
         self._spec = spec
         self._link = link
         bundle = spec.bundle
@@ -61,6 +63,7 @@ class ServerProcess:
         self._server = PSServer(settings, credentials, generation=generation, open_storage=storages)
         self._losses = LossReport()
         self._freeze = StartFreeze()
+        self._begun: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until the supervisor or a permitted client stops the server."""
@@ -68,9 +71,9 @@ class ServerProcess:
             self._listen()
             # Before it is filled: it must know who is fenced when it serves, and may have to stop.
             start_order_thread(self._link, self._carry_out)
-            if self._spec.restart or self._spec.attempt:
+            if (self._spec.restart or self._spec.attempt) and self._has_begun():
                 self._restore_beside()
-            else:
+            elif not self._server.wait_stopped(0.0):
                 self._server.start()
                 self._tell_address()
             if not self._server.wait_stopped(0.0):
@@ -95,6 +98,16 @@ class ServerProcess:
     def _tell_restore(self) -> None:
         self._tell_address()
         self._link.send(messages.PhaseChanged("restoring"))
+
+    def _has_begun(self) -> bool:
+        """Wait for the supervisor's word whether the cluster has begun; False on a stop.
+
+        Before that nothing was trained, so a server that was started again begins as the first.
+        """
+        while not self._server.wait_stopped(0.0):
+            with contextlib.suppress(queue.Empty):
+                return self._begun.get(timeout=_STOP_LOOK_S)
+        return False
 
     def _restore_beside(self) -> None:
         """Restore on another thread, and return when that is done or the server is to stop."""
@@ -148,8 +161,10 @@ class ServerProcess:
         if lost:
             self._link.send(messages.UpdatesLost(lost))
 
-    def _carry_out(self, order: messages.Order) -> None:
+    def _carry_out(self, order: ToServer) -> None:
         match order:
+            case HasBegun(yes):
+                self._begun.put(yes)
             case messages.FenceWorker(rank=rank, generation=generation, reason=reason):
                 _logger.info("worker rank %d, attempt %d is lost: %s", rank, generation, reason)
                 self._server.worker_lost(WorkerRank(rank), generation)

@@ -15,9 +15,8 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from rpc.auth.process_memory import forbid_reading
-from tfos.control import messages
 from tfos.node import failure
-from tfos.node.child_link import ChildLink, Raised
+from tfos.node.child_link import ChildLink, Raised, ToServer
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 from tfos.node.spec import ChildSpec
@@ -30,9 +29,7 @@ class Serving(Protocol):
         """Serve until the supervisor stops this node."""
 
 
-def run_server(
-    body: bytes, make: Callable[[ChildSpec, ChildLink[messages.Order]], Serving]
-) -> NoReturn:
+def run_server(body: bytes, make: Callable[[ChildSpec, ChildLink[ToServer]], Serving]) -> NoReturn:
     """Run a server to its end, and end the process.
 
     Args:
@@ -43,7 +40,7 @@ def run_server(
     spec = msgspec.msgpack.decode(body, type=ChildSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start_log()
-    link: ChildLink[messages.Order] = ChildLink(socket.socket(fileno=spec.link_fd), messages.Order)
+    link: ChildLink[ToServer] = ChildLink(socket.socket(fileno=spec.link_fd), ToServer)
     try:
         make(spec, link).run()
     except BaseException as error:  # whatever it is, the driver must read it

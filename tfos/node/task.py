@@ -37,9 +37,6 @@ class NodeResult:
     """What a node task returns to the driver's job; failures travel by the control plane."""
 
     name: str
-    attempt: int
-    executor_id: str
-    host: str
     outcome: str
     """`released`: roster complete, the node goes on. `ended`: it is over. `lost`: the supervisor
     vanished without a word."""
@@ -134,15 +131,7 @@ class NodeTask:
             handle = open_fds.enter_context(contextlib.closing(launch.launch(spec)))
             outcome, reason = self._wait(handle, bundle, executor)
             value = whole_files.contents(value_fd) if is_awaited else b""
-        return NodeResult(
-            name=bundle.name,
-            attempt=attempt,
-            executor_id=executor.executor_id,
-            host=executor.host,
-            outcome=outcome,
-            reason=reason,
-            value=value,
-        )
+        return NodeResult(name=bundle.name, outcome=outcome, reason=reason, value=value)
 
     def _wait(
         self, handle: launch.SupervisorHandle, bundle: NodeBundle, executor: Executor

@@ -102,7 +102,7 @@ class SparkFacts:
 
     @property
     def expected_executors(self) -> int | None:
-        """Number of configured executors, or None if the configuration has none."""
+        """Number of executors that Spark asks for by itself; None: the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)
         if match and not self.is_dynamic:
             return int(match.group(1))
@@ -110,6 +110,10 @@ class SparkFacts:
             return 1
         if (fixed := fixed_executors(self.conf)) is not None:
             return fixed
+        if self.is_dynamic:  # as Spark adds them up; it ignores its default of instances here
+            names = ("dynamicAllocation.minExecutors", "dynamicAllocation.initialExecutors")
+            known = (*names, "executor.instances")
+            return max(int(self.conf.get(f"spark.{name}", "0")) for name in known) or None
         if self.master.startswith(("yarn", "k8s")):
             return int(self.conf.get("spark.executor.instances", "2"))
         return None

@@ -142,6 +142,7 @@ def open_doors(
         SettingsError: the page's port is in use.
     """
     coordinator = job.coordinator
+    coordinator.at_close(coordinator.await_last_looks)
     coordinator.at_close(lambda: _record_end(job, console))
     page = _open_page(job, request, metrics, console)
     if page is not None:

@@ -38,7 +38,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     epochs: int
     """Of all fits."""
     steps: float
-    """Of all workers."""
+    """Of all workers, those of lost attempts too."""
     loss: float | None
     """The mean of the workers' last losses."""
     metrics: dict[str, float | None]
@@ -65,7 +65,7 @@ def record_of(last: Json) -> RunRecord:
         ended_at=last["started_at"] + last["running_s"],
         state="FAILED" if last["is_failed"] else last["phase"],
         epochs=last["num_epochs"],
-        steps=sum(each["steps"] or 0.0 for each in trains),
+        steps=last["steps"] or 0.0,
         loss=sum(losses) / len(losses) if losses else None,
         metrics=last["epochs"][-1]["metrics"] if last["epochs"] else {},
         failure=f"{first['node']}: {first['error']}: {message}" if first else "",

@@ -19,6 +19,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "notes": [text],                    # stragglers, hot shards, executors without memory left
      "curve": [[age_s, steps, rows, loss | null]],       # age: seconds before the snapshot
      "curve_at_s",                                       # `after` of the next question
+     "steps",                                            # so far, those of lost attempts too
      "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
      "num_epochs",
      "evaluations": [{"step", "metrics", "seconds"}],    # the newest, by the evaluator
@@ -117,6 +118,7 @@ def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHI
             for at_s, steps, rows, loss in state.curve.after(seen.curve_at_s)
         ],
         "curve_at_s": now_s,
+        "steps": _number(state.point(now_s).steps),
         "epochs": _epochs(state, seen.num_epochs),
         "num_epochs": state.epochs.count,
         "evaluations": _evaluations(state, seen.num_evaluations),
@@ -264,13 +266,7 @@ def _checkpoints(state: ClusterView) -> Json | None:
 def _failures(state: ClusterView, seen: int) -> list[Json]:
     if seen and seen == state.num_failures:
         return []
-    return [_failure(each) for each in _first(state)]
-
-
-def _first(state: ClusterView) -> list[NodeFailure]:
-    """Return the failures, the one that failed the cluster first."""
-    others = [each for each in state.failures if each not in state.fatal]
-    return [*state.fatal, *others][:MOST_FAILURES]
+    return [_failure(each) for each in state.by_cause()[0][:MOST_FAILURES]]
 
 
 def _failure(failure: NodeFailure) -> Json:

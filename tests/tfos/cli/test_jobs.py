@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.support.cluster_states import node_id
 from tests.support.fake_spark import FakeSpark
+from tests.support.waiting import WAIT_S, wait_until
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.cli import jobs, main
 from tfos.console.log_tail import MOST_CHARS
 from tfos.control import messages
 from tfos.control.client import ControlClient
+from tfos.control.coordinator import LAST_LOOK_S
 from tfos.errors import ControlRefused, NotEnoughSlots, SettingsError
+from tfos.phases import ClusterPhase
 from tfos.watch import ticket
 
 pytestmark = pytest.mark.socket
@@ -33,6 +38,7 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("tfos.control.coordinator.LAST_LOOK_S", 0.0)  # nobody looks again
 
 
 @pytest.fixture
@@ -118,6 +124,35 @@ def test_a_follower_gets_what_comes_and_what_it_missed_is_counted(
     assert missed > 0, "more came than are kept"
     assert (first, skipped) == ("first", f"({missed} lines skipped)")
     assert looks == [jobs.FOLLOW_S] * 2
+
+
+def test_a_follower_gets_the_lines_of_the_end_and_ends_with_the_job(
+    cluster: TFCluster, monkeypatch: pytest.MonkeyPatch
+):
+    coordinator = cluster._coordinator
+    coordinator.on_log(messages.LogBatch(node_id("worker:1"), ("first",)))
+    ends = threading.Thread(target=cluster.shutdown)
+    looks: list[float] = []
+    monkeypatch.setattr("tfos.control.coordinator.LAST_LOOK_S", LAST_LOOK_S)
+
+    def awaits_look() -> bool:
+        changed: Any = coordinator._changed
+        return coordinator.phase is ClusterPhase.CLOSED and bool(changed._waiters)
+
+    def between(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            coordinator.on_log(messages.LogBatch(node_id("worker:1"), ("ValueError: broken",)))
+            ends.start()
+            wait_until(lambda: awaits_look() or not ends.is_alive(), "the end")
+        elif len(looks) == 3:
+            ends.join(WAIT_S)
+
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=between))
+    told = called("logs", "-f", "worker:1")
+    assert (told.exit_code, told.stderr) == (0, "tfos: the job has ended\n")
+    assert told.stdout == "first\nValueError: broken\n"
+    assert len(looks) == 3
 
 
 def test_a_job_that_waits_for_executors_says_so_with_both_numbers():

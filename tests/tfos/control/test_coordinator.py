@@ -26,7 +26,7 @@ from tfos.control.restarts.budget import RestartBudget
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import ControlRefused
-from tfos.failure import EXECUTOR_LOST, NodeFailure
+from tfos.failure import EXECUTOR_LOST, NODE_SILENT, NodeFailure
 from tfos.phases import ClusterPhase
 from tfos.topology import plan
 
@@ -195,6 +195,42 @@ def test_the_headline_is_explained_and_a_loss_before_it_is_not_counted_after_it(
     assert str(error).splitlines()[0] == "ExecutorLost: executor 2 ended (137)"
     assert str(error).endswith("1 more failure before it: worker:1")
     assert "after it" not in str(error)
+
+
+@pytest.mark.parametrize("num_losses", [1, 49, 120])
+@pytest.mark.parametrize(
+    ("kind", "headline"),
+    [
+        (NODE_SILENT, NODE_SILENT),
+        ("ps.errors.RequestTimeout", "ps.errors.RequestTimeout"),
+        ("tfos.errors.RankLost", EXECUTOR_LOST),
+        ("ValueError", "ValueError"),
+    ],
+)
+def test_a_loss_that_the_cluster_has_survived_is_the_headline_of_a_lost_rank_alone(
+    num_losses: int, kind: str, headline: str
+):
+    coordinator = Coordinator(plan(202, 1), ClusterConfig(), Console(enabled=False))
+    coordinator._state = running(plan(202, 1))
+    workers = coordinator.read(lambda state: [each.node for each in state.workers])
+    for node in workers[1 : num_losses + 1]:
+        lost = NodeFailure(node, "h", 7, error_type=EXECUTOR_LOST, message=f"of {node.name}")
+        report_to(coordinator, node, messages.Failed(lost))
+    assert coordinator.phase is ClusterPhase.RUNNING
+    failure = NodeFailure(workers[0], "h", 7, error_type=kind, message="an end")
+    coordinator.act(lambda state: state.fail(failure))
+    for node in workers[-70:]:
+        after = NodeFailure(node, "h", 7, error_type="RankLost", traceback="tb")
+        report_to(coordinator, node, messages.Failed(after))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0].error_type == headline
+    if headline == EXECUTOR_LOST:  # the newest: it is what the others wait for
+        assert error.failures[0].message == f"of {workers[num_losses].name}"
+    kept = coordinator.failures()
+    assert error.num_earlier == kept.index(error.failures[0])
+    assert failure in kept
+    assert coordinator.read(lambda state: state.by_cause())[0] == error.failures
 
 
 @pytest.mark.parametrize("place", [0, 30, 70, 120, 199])

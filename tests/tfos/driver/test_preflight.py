@@ -161,8 +161,35 @@ def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(mast
     assert _facts(master, **conf).allowed_slots == allowed
 
 
-def test_promised_executors_of_yarn_can_be_set():
-    assert _facts("yarn", spark_executor_instances="7").expected_executors == 7
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({"executor_instances": "7"}, 7),
+        ({"dynamicAllocation_enabled": "true"}, None),
+        ({"dynamicAllocation_enabled": "true", "executor_instances": "7"}, 7),
+        (
+            {
+                "dynamicAllocation_enabled": "true",
+                "dynamicAllocation_minExecutors": "10",
+                "dynamicAllocation_maxExecutors": "20",
+            },
+            10,
+        ),
+        (
+            {
+                "dynamicAllocation_enabled": "true",
+                "dynamicAllocation_minExecutors": "1",
+                "dynamicAllocation_initialExecutors": "4",
+                "executor_instances": "3",
+            },
+            4,
+        ),
+        ({"dynamicAllocation_initialExecutors": "4"}, 2),
+    ],
+)
+def test_promised_executors_of_yarn_are_those_that_spark_asks_for(conf, expected):
+    settings = {f"spark_{name}": value for name, value in conf.items()}
+    assert _facts("yarn", **settings).expected_executors == expected
 
 
 def test_local_masters_use_loopback_and_others_the_drivers_host():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import pytest
 
 from rpc.auth.handshake import Credentials
+from tests.support.fake_spark import FakeSpark
 from tests.support.nodes import node_settings
+from tfos import TFCluster
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.driver.node_jobs import NodeKeys
 from tfos.driver.reservation import Reservation
-from tfos.driver.server_address import ServerHost, server_host
-from tfos.errors import ReservationTimeout
+from tfos.driver.server_address import ServerHost, check_servers_here, server_host
+from tfos.errors import ReservationTimeout, SettingsError
 from tfos.spark.facts import SparkFacts
 from tfos.topology import plan
 from tfos.watch.job import Job
@@ -112,3 +115,32 @@ def test_a_cluster_that_is_not_complete_names_the_address_that_is_told_and_the_o
     reservation.coordinator._state.phase = reservation.coordinator._state.phase.RESERVED
     with pytest.raises(ReservationTimeout, match=r"driver at gateway:4711, .* at 10.0.0.1:4711"):
         reservation.await_roster(0.0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_refused"),
+    [("", False), ("127.0.0.2", False), ("192.0.2.99", True), ("own-name", True)],
+)
+def test_servers_beside_the_driver_need_an_address_of_its_own(wanted: str, is_refused: bool):
+    environment = {"TFOS_SERVER_HOST": wanted}
+    check_servers_here(environment, _facts("local-cluster[3,1,1024]", host="10.0.0.1"))
+    check_servers_here({**environment, "SPARK_LOCAL_IP": "10.0.0.7"}, _facts(host="10.0.0.1"))
+    refused = (
+        pytest.raises(SettingsError, match=f"TFOS_SERVER_HOST={wanted}: parameter servers beside")
+        if is_refused
+        else contextlib.nullcontext()
+    )
+    with refused:
+        check_servers_here(environment, _facts(host="10.0.0.1"))
+
+
+def test_a_cluster_with_servers_beside_the_driver_is_refused_before_it_has_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    spark = FakeSpark()
+    monkeypatch.setenv("TFOS_SERVER_HOST", "192.0.2.99")
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    monkeypatch.setattr(SparkFacts, "loopback", False)
+    with pytest.raises(SettingsError, match="driver_ps_nodes=True with TFOS_SERVER_HOST=192"):
+        TFCluster.run(spark, print, None, 3, 1, driver_ps_nodes=True)
+    spark.close()

@@ -15,6 +15,7 @@ from ps.checkpoint.format import step_name
 from ps.client.client import PSClient
 from ps.errors import CheckpointError, StaleGeneration, WorkerLost
 from ps.manifest.manifest import Hyper
+from ps.protocol.permissions import ServerPhase
 from ps.server import lifecycle
 from ps.server.handlers import Service
 from ps.server.server import PSServer, ServerSettings
@@ -25,7 +26,7 @@ from tests.support.ps_cluster import ADD, WAIT_S, filled, make_manifest
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
-from tfos.node.child_link import ChildLink, FromChild
+from tfos.node.child_link import ChildLink, FromChild, HasBegun, ToServer
 from tfos.node.ps_process import ServerProcess
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle, NodeSettings
 from tfos.topology import PlannedNode
@@ -49,16 +50,18 @@ class Child:
         self._clients: list[PSClient] = []
         monkeypatch.setattr("tfos.node.child_link.os._exit", lambda code: None)
 
-    def start(self, sockets: Path, restart: int = 0) -> None:
+    def start(self, sockets: Path, restart: int = 0, *, has_begun: bool = True) -> None:
         self.process = self.make(sockets, restart=restart)
         self.main = threading.Thread(target=self.process.run, daemon=True)
         self.main.start()
+        if restart:
+            self.link.send(HasBegun(has_begun))
         self.endpoint = self.told(messages.Listening).endpoint
 
     def make(self, sockets: Path, attempt: int = 0, restart: int = 0) -> ServerProcess:
         ours, theirs = socket.socketpair()
         self.link: ChildLink[FromChild] = ChildLink(ours, FromChild)
-        child: ChildLink[messages.Order] = ChildLink(theirs, messages.Order)
+        child: ChildLink[ToServer] = ChildLink(theirs, ToServer)
         self._socket = theirs
         spec = ChildSpec(
             attempt=attempt,
@@ -192,6 +195,7 @@ def test_a_server_that_is_started_again_without_checkpoints_says_what_is_lost(
     """Spark repeats the task of a lost executor, whatever the cluster can use."""
     child = Child(node_settings(), monkeypatch)
     process = child.make(tmp_path_factory.mktemp("s"), attempt=1)
+    child.link.send(HasBegun(True))
     try:
         with pytest.raises(CheckpointError) as caught:
             process.run()
@@ -202,6 +206,31 @@ def test_a_server_that_is_started_again_without_checkpoints_says_what_is_lost(
         "the cluster has no checkpoints to go on from. Start the cluster again, and set "
         "ClusterConfig(checkpoints=...), from which a server goes on"
     )
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_is_started_again_before_the_cluster_has_begun_is_seeded(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    child = Child(node_settings(checkpoints=Checkpoints(directory=str(tmp_path))), monkeypatch)
+    child.start(tmp_path_factory.mktemp("s"), restart=1, has_begun=False)
+    try:
+        child.client(child.endpoint).seed(MANIFEST, filled(MANIFEST))
+        assert child.process._server.phase is ServerPhase.SERVING
+    finally:
+        child.close()
+
+
+@pytest.mark.fault("F08")
+def test_a_server_that_waits_for_word_whether_the_cluster_has_begun_stops_at_once(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    child = Child(node_settings(), monkeypatch)
+    process = child.make(tmp_path_factory.mktemp("s"), attempt=1)
+    child.link.send(messages.Stop("the cluster ends"))
+    process.run()
+    assert child.told(messages.Done) == messages.Done()
+    child.end()
 
 
 @pytest.mark.fault("F41")

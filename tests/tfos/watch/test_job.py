@@ -90,8 +90,10 @@ def test_what_is_not_finite_is_null_and_what_is_long_is_cut(bed):
     bed.beat(
         "worker:0", 1, progress={"at_s": 1.0, "steps": 1.0, "loss": math.nan, "rows": math.inf}
     )
+    bed.tick()
     bed.fail("worker:0", error_type="ValueError", message="m" * 9000, traceback="t" * 90_000)
     found = bed.job.snapshot()
+    assert found["curve"] == []
     json.dumps(found, allow_nan=False)
     assert next(each for each in found["nodes"] if each["name"] == "worker:0")["loss"] is None
     [failure] = found["failures"]

@@ -8,8 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.cluster_states import node_id
 from tests.support.watched_job import WatchedJob
+from tfos.control import messages
 from tfos.errors import SettingsError
+from tfos.failure import EXECUTOR_LOST
 from tfos.watch import run_history, ticket
 from tfos.watch.operator import choose
 
@@ -149,6 +152,18 @@ def test_steps_and_loss_of_a_record_are_those_of_the_workers_without_the_evaluat
     bed.beat("evaluator:0", 1, progress={"at_s": 1.0, "steps": 1200.0, "loss": 0.75})
     record = run_history.record_of(bed.job.snapshot())
     assert (record.steps, record.loss) == (8, 0.25)
+
+
+def test_steps_of_a_record_are_also_those_of_attempts_that_were_lost():
+    bed = WatchedJob(restarts=1)
+    bed.beat("worker:0", 1, progress={"at_s": 5000.0, "steps": 90_000.0})
+    bed.fail("worker:0", error_type=EXECUTOR_LOST)
+    assert run_history.record_of(bed.job.snapshot()).steps == 90_000
+    again = node_id("worker:0", 100)
+    bed.coordinator.on_register(messages.Register(again, "1", "host-a", 8))
+    progress = {"at_s": 50.0, "steps": 10_000.0}
+    bed.coordinator.on_heartbeat(messages.Heartbeat(again, 1, "main_fun", progress=progress))
+    assert run_history.record_of(bed.job.snapshot()).steps == 100_000
 
 
 def test_the_history_may_lie_below_a_link(tmp_path, monkeypatch):

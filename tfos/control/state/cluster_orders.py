@@ -208,6 +208,8 @@ class ClusterOrders(ClusterView):
         self.num_failures += 1
         self.failures.append(failure)
         if len(self.failures) > _MAX_FAILURES:
-            later = self.failures[_FIRST_FAILURES:-1]  # a cause among them is to be the headline
-            place = next((place for place, each in enumerate(later) if is_symptom(each)), 0)
-            del self.failures[_FIRST_FAILURES + place]
+            # The failure that ended the cluster, or a cause among them, is to be the headline.
+            later = [
+                each for each in self.failures[_FIRST_FAILURES:-1] if each not in self.fatal[:1]
+            ]
+            self.failures.remove(next(filter(is_symptom, later), later[0]))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tfos.control import messages
-from tfos.control.members import Member, NodeStatus, point_of
+from tfos.control.members import Member, NodeStatus
 from tfos.control.permissions import admitted
 from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.restarts.node_end import (
@@ -183,7 +183,7 @@ class ClusterState(ClusterOrders):
                 | messages.BatchReport()
             ):
                 member.note(event, now_s)
-                return self._collective(member, now_s)
+                return self._collective(member, event, now_s)
             case (
                 messages.FitReading()
                 | messages.EpochTrained()
@@ -276,7 +276,7 @@ class ClusterState(ClusterOrders):
         """
         self._pause.on_tick(self.members.values(), now_s)
         if self.curve.is_due(now_s):
-            self.curve.add(point_of(self.workers, now_s))
+            self.curve.add(self.point(now_s))
         actions: list[Action] = []
         for member in self.live():
             if reason := silence_of(member, self.config, now_s):
@@ -397,7 +397,7 @@ class ClusterState(ClusterOrders):
         if not member.planned.runs_main_fun or member.planned.is_evaluator:
             return []
         done = self._to_servers(messages.WorkerDone(member.planned.rank))
-        return [*done, *self._collective(member, now_s)]
+        return [*done, *self._without_absent()]
 
     def _failed(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         if member.stop_ordered:
@@ -457,16 +457,23 @@ class ClusterState(ClusterOrders):
                 failure = explained(member, failure, around, lost_ps)
                 return self.fail(tied_workers.explained(failure, member, self))
 
-    def _collective(self, member: Member, now_s: float) -> list[Action]:
-        """Fail a cluster whose workers wait for one that was lost, or returned, without them."""
-        if not self.is_running:
+    def _collective(self, member: Member, event: messages.Event, now_s: float) -> list[Action]:
+        """Fail a cluster of which a worker begins to wait for one that will not come."""
+        if not isinstance(event, messages.InCollective):
             return []
-        if (absent := tied_workers.never_joins(self)) is not None:
-            return self.fail(absent)
+        return self._without_absent() or self._without_lost(member, now_s)
+
+    def _without_absent(self) -> list[Action]:
+        """Fail a cluster whose workers wait for one that has returned without them."""
+        absent = tied_workers.never_joins(self) if self.is_running else None
+        return self.fail(absent) if absent is not None else []
+
+    def _without_lost(self, member: Member, now_s: float) -> list[Action]:
+        """Fail a cluster of which this worker begins to wait for all, if one of them was lost."""
         # Who was lost after its main_fun had returned is not waited for.
         lost = [each for each in self.workers if each.status in _GONE and each.done is None]
         gone = [*self.gone, *lost]
-        if not member.in_collective or not gone:
+        if not gone or not self.is_running:
             return []
         failure = gone[0].loss
         self.failures = [each for each in self.failures if each is not failure]  # it comes again
@@ -554,6 +561,7 @@ class ClusterState(ClusterOrders):
             heartbeat_s=config.heartbeat_s,
             lease_s=config.lease_s,
             hang_s=config.hang_s,
+            has_begun=self.is_running,
         )
 
     def _refuse(self, reason: str) -> tuple[messages.RegisterReply, list[Action]]:

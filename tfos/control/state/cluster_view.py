@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from tfos.config import ClusterConfig
 from tfos.control import messages
-from tfos.control.curve import Curve
+from tfos.control.curve import Curve, CurvePoint
 from tfos.control.epoch_log import EpochLog
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import Member, NodeStatus, mean_loss
 from tfos.control.restarts.budget import RestartBudget
-from tfos.failure import NodeFailure
+from tfos.failure import NodeFailure, cause_at
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
 
@@ -109,6 +109,15 @@ class ClusterView:
         """Whether nodes are to train and to serve."""
         return self.phase is ClusterPhase.RUNNING and not self.is_ending
 
+    def by_cause(self) -> tuple[list[NodeFailure], int]:
+        """Return the failures, the cause of a failed cluster first, and how many came before it.
+
+        Those are the last ones.
+        """
+        every = self.failures
+        place = cause_at(every, every.index(self.fatal[0])) if self.fatal else 0
+        return [*every[place:], *every[:place]], place
+
     def roster(self) -> tuple[messages.RosterEntry, ...]:
         """Return every serving node, as its peers see it."""
         return tuple(
@@ -189,6 +198,23 @@ class ClusterView:
             for worker in self.training()
             if feed not in worker.flushes or worker.flushes[feed].epoch < epoch
         ]
+
+    def attempts(self) -> list[Member]:
+        """Return every attempt of every worker once: the newest, then those before it.
+
+        A lost one that is started again is the record of `gone`.
+        """
+        return [*{each.node: each for each in (*self.workers, *self.gone)}.values()]
+
+    def point(self, now_s: float) -> CurvePoint:
+        """Return how far the training is, with what lost attempts have trained.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        known = [each.progress for each in self.attempts()]
+        steps, rows = (sum(each.get(name, 0.0) for each in known) for name in ("steps", "rows"))
+        return CurvePoint(now_s, steps, rows, mean_loss(self.workers))
 
     def lost_tensorflow_ps(self) -> list[Member]:
         """Return TensorFlow's parameter servers that were lost."""

@@ -313,7 +313,7 @@ def test_a_job_that_finds_its_node_started_by_sparks_own_retry_is_no_loss(name):
     state = running(checkpoints=SAVES)
     replacing = only(dies(state, name, error_type=EXECUTOR_LOST), Replace)
     reply, _ = registers(state, name, 1)  # Spark's retry of the lost task, in the first job
-    assert reply.accepted
+    assert (reply.accepted, reply.has_begun) == (True, True)
     reply, _ = registers(state, name, replacing.first_attempt)
     assert (reply.accepted, reply.reason) == (False, f"attempt 1 of {name} is at work")
     end = JobEnd(nodes=(replacing.node,), first_attempt=replacing.first_attempt)

@@ -76,13 +76,20 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
 
 @pytest.mark.fault("F08")
 @pytest.mark.fault("F12")
-def test_a_server_without_a_checkpoint_of_this_run_fails_typed(bed: NodeBed, tmp_path: Path):
+def test_a_server_without_a_checkpoint_of_this_run_fails_typed_once_the_cluster_has_begun(
+    bed: NodeBed, tmp_path: Path
+):
     plan = plan_for(tmp_path)
     bed.start(bed.bundle("ps:0", checkpoints=plan, restarts=Restarts(ps=2)))
+    bed.registered("ps:0")
+    first_pid = bed.child_pid("ps:0")
+    send_signal(first_pid, signal.SIGKILL)  # while other nodes register: nothing is lost
+    second = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid))
     bed.release("ps:0")
-    send_signal(bed.child_pid("ps:0"), signal.SIGKILL)
+    bed.event("ps:0", messages.PhaseChanged, lambda event: event.phase == "serving")
+    send_signal(second.child_pid, signal.SIGKILL)
     failed = bed.failure("ps:0")
     assert failed.error_type == "ps.errors.CheckpointError"
     assert f"no complete checkpoint in {plan.directory}" in failed.message
-    assert "(its server was restarted 1 of 2 times within 10 minutes)" in failed.message
+    assert "(its server was restarted 2 of 2 times within 10 minutes)" in failed.message
     bed.assert_nothing_left()

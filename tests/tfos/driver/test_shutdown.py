@@ -1,0 +1,77 @@
+"""The order of a cluster's end, and how long each part of it may take."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+
+import pytest
+
+from rpc.auth.handshake import Credentials
+from tests.support.cluster_states import node_id, report_to, running
+from tfos.config import ClusterConfig
+from tfos.console.console import Console
+from tfos.control import messages
+from tfos.control.coordinator import Coordinator
+from tfos.control.state.cluster_view import ClusterView
+from tfos.driver.node_jobs import NodeJobs
+from tfos.driver.shutdown import Shutdown
+from tfos.errors import ShutdownTimeout
+from tfos.topology import plan
+
+GRACE_S = 600.0
+"""While it passes, main_fun returns."""
+
+
+class Jobs(NodeJobs):
+    def __init__(self) -> None:
+        pass
+
+    def end(self, timeout_s: float) -> bool:
+        return True
+
+
+class Waits(Coordinator):
+    """A coordinator of a worker and a server that notes how long is waited, and waits not."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(plan(2, 1), config, Console(enabled=False, stream=io.StringIO()))
+        self._state = running(plan(2, 1), config=config)
+        self.waited_s: list[float] = []
+
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        if timeout_s == GRACE_S:
+            self.returns()
+        return self.read(done)
+
+    def returns(self) -> None:
+        report_to(self, node_id("worker:0"), messages.Done())
+
+
+def shutdown_of(coordinator: Waits, config: ClusterConfig) -> Shutdown:
+    made = Shutdown(coordinator, config, coordinator._console, Credentials("c", b"k" * 32))
+    made.begin(Jobs())
+    return made
+
+
+@pytest.mark.parametrize("abort_s", [1.0, 3.0, 8.0, 10.0, 60.0])
+@pytest.mark.parametrize("grace_s", [0.0, 30.0])
+def test_exit_handlers_of_a_worker_have_their_grace_before_the_servers_are_stopped(
+    abort_s: float, grace_s: float
+):
+    config = ClusterConfig(abort_s=abort_s)
+    coordinator = Waits(config)
+    coordinator.returns()
+    shutdown_of(coordinator, config).shutdown((), grace_s=grace_s, timeout_s=math.inf)
+    stops_s = coordinator.waited_s[-2]  # then the servers'
+    assert stops_s == pytest.approx(max(0.6 * abort_s, max(5.0, grace_s) + 1.0))
+
+
+def test_a_main_fun_that_is_late_is_named_and_given_no_grace():
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    with pytest.raises(ShutdownTimeout, match=r"within 0.001 s on worker:0@host-b \("):
+        shutdown_of(coordinator, config).shutdown((), grace_s=GRACE_S, timeout_s=0.001)
+    assert GRACE_S not in coordinator.waited_s
