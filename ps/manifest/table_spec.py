@@ -124,8 +124,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     rule: RuleConfig
     """Update rule of pushed rows; weight decay acts on pushed rows only."""
     learning_rate_multiplier: float = 1.0
-    """The table's rate is the rate of the push times this; step scalars that come with a push
-    (Hyper.scalars) are used as they are."""
+    """The table's rate is the rate of the push times this, also in the alpha that a push may bring
+    for Adam (Hyper.scalars)."""
     row_steps: bool = False
     """Adam, AdamW, AMSGrad, Adamax: t counts the pushes that contained this row, not those to the
     table; one more number per row. See ps.optim.row_rules.counting."""

@@ -121,7 +121,7 @@ def lazy_adam(rows, batches, rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
     return rows
 
 
-def test_adam_is_the_lazy_rule_written_out():
+def test_adam_is_the_lazy_rule_written_out_at_the_tables_rate():
     """A model whose row gradients are known: the loss is the sum of c times the rows."""
     x, _ = data(STEPS * BATCH, width=1)
     c = np.random.default_rng(1).normal(size=(len(x), 1)).astype("float32")
@@ -129,7 +129,7 @@ def test_adam_is_the_lazy_rule_written_out():
     class Linear(keras.Model):  # type: ignore[misc]  # Keras has no types
         def __init__(self):
             super().__init__()
-            self.rows = Embedding(DIM, table="user", combiner="sum")
+            self.rows = Embedding(DIM, table="user", combiner="sum", learning_rate_multiplier=0.5)
             self.scale = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
 
         def call(self, x):
@@ -140,7 +140,7 @@ def test_adam_is_the_lazy_rule_written_out():
 
     with serving() as cluster:
         model = Linear()
-        model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+        model.compile(keras.optimizers.Adam(0.02), jit_compile=False)
         model(x[:2])
         distribute(model, cluster.contexts[0], consistency="sync")
         rows = initial_rows(cluster)
