@@ -180,9 +180,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.source = source
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Create the anchor (row_flow)."""
+        """Create the anchor (row_flow); its name is that of `keras.layers.Embedding`'s weight."""
         self.anchor = self.add_weight(
-            shape=(0, self.dim), initializer="zeros", dtype="float32", name="rows"
+            shape=(0, self.dim), initializer="zeros", dtype="float32", name="embeddings"
         )
         self.built = True
 
