@@ -494,8 +494,9 @@ class PSClient:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
-        pull() and pull_frozen() after it. Those restored from a checkpoint without frozen groups
-        take these. A seed that did not come to all servers, as its chief was lost, is replaced.
+        pull() and pull_frozen() after it. Tables that name no seed take that of such servers; those
+        restored from a checkpoint without frozen groups take these. A seed that did not come to all
+        servers, as its chief was lost, is replaced.
 
         Args:
             manifest: groups, tables, rules and consistency.
@@ -515,6 +516,8 @@ class PSClient:
             ServerPhaseError: some servers have values that were restored or trained, and others
                 have none; or another process of the chief seeds at the same time.
         """
+        if any(table.seed is None for table in manifest.tables) and self.is_filled():
+            manifest = manifest.with_seeds_of(self.attach(timeout_s=timeout_s))
         with self._lock:
             num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)

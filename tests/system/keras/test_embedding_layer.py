@@ -362,6 +362,12 @@ def test_rows_that_are_excluded_from_weight_decay_keep_it_away_from_their_table(
         decays(var_list=layers[0].trainable_variables)
 
 
+def test_tables_without_a_seed_begin_with_vectors_of_their_own():
+    layers = [Embedding(DIM, table=name) for name in ("a", "b")]
+    specs = table_specs(layers, keras.optimizers.Adam())
+    assert specs[0].row_seed != specs[1].row_seed
+
+
 def test_the_config_is_json_and_makes_the_same_layer():
     layer = Embedding(
         DIM,
