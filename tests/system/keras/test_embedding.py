@@ -718,6 +718,23 @@ def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_la
             np.testing.assert_array_equal(weight.numpy(), held[weight.path])
 
 
+@pytest.mark.parametrize("tables", ["inside", "beside"])
+def test_an_export_of_values_that_no_server_has_or_of_no_values_is_refused(tmp_path, tables):
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        model, _ = trained(context)
+        kernel = model.layers[-1].kernel
+        kernel.assign(kernel + 7)
+        given = kernel.numpy()
+        with pytest.raises(UnsupportedModel, match=r"kernel"):
+            export_with_tables(model, tmp_path / "m.keras", context, tables=tables)
+        np.testing.assert_array_equal(kernel, given)
+        unbuilt = keras.Sequential([Embedding(DIM, table="user"), keras.layers.Dense(1)])
+        with pytest.raises(SettingsError, match="the model was never built"):
+            export_with_tables(unbuilt, tmp_path / "m.keras", context, tables=tables)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):
     some = keras.Input((3,), dtype="int64", name="some")
     many = keras.Input((5,), dtype="int64", name="many")

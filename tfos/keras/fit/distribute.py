@@ -265,9 +265,7 @@ def _pulling(
             trainer.attach_without_batch()
             if trainer.begin_validation is not None:
                 trainer.begin_validation()
-        if is_checked:
-            trainer.check_values()
-        trainer.pull_newest()
+        trainer.pull_newest(is_checked=is_checked)
         return original(*args, **kwargs)
 
     return pulling

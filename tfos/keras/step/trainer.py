@@ -421,8 +421,17 @@ class PSTrainer:
             self._attached.exchange.pull(timeout_s)
             self._is_behind = False
 
-    def pull_newest(self) -> None:
-        """Pull, unless the variables are the servers' newest or another thread's fit has them."""
+    def pull_newest(self, *, is_checked: bool = True) -> None:
+        """Pull, unless the variables are the servers' newest or another thread's fit has them.
+
+        Args:
+            is_checked: whether values that the program gave to single variables are refused.
+
+        Raises:
+            UnsupportedModel: as `check_values`.
+        """
+        if is_checked:
+            self.check_values()
         if not (self.is_between_epochs or self.fits_elsewhere):
             self.pull()
 
