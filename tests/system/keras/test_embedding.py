@@ -506,6 +506,26 @@ def test_an_id_out_of_range_names_table_value_position_and_layer():
             model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
 
 
+def test_strings_are_not_compiled_by_xla():
+    class OfText(keras.Model):  # type: ignore[misc]  # Keras has no types
+        def __init__(self):
+            super().__init__()
+            self.rows, self.out = Embedding(DIM, name="of_text"), keras.layers.Dense(1)
+
+        def call(self, text):
+            return self.out(self.rows(text))
+
+    texts, y = tf.constant(["a", "b"]), np.ones((2, 1), "float32")
+    known, unknown = OfText(), OfText()
+    known(texts)
+    with pytest.warns(UserWarning, match="Proceeding with `jit_compile=False`"):
+        known.compile("sgd", "mse", jit_compile=True)
+    known.fit(texts, y, verbose=0)
+    unknown.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(UnsupportedModel, match=r"layers \['of_text'\], .* jit_compile=False"):
+        unknown.fit(texts, y, verbose=0)
+
+
 @pytest.mark.fault("F49")
 def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
     x, y = data(64)

@@ -329,6 +329,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 "text '5' have different rows. Convert the feature to what it was in training"
             )
         self.takes_text = takes_text
+        self.supports_jit = not takes_text  # XLA takes no strings
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         shapes = [getattr(each, "shape", None) for each in (ids, weights)]
