@@ -185,7 +185,7 @@ def _read_export(source: ModelSource) -> tuple[ModelSignature, Call]:
             f"the export {source} holds tables alone, and no model that predicts; write one with "
             'ctx.export(model, path, tables="beside")'
         )
-    model = served_model.dense_model(files)
+    model = served_model.dense_model(files, source.custom_objects)
     _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
     if served.state != manifest.state:
