@@ -738,6 +738,7 @@ def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_la
             np.testing.assert_array_equal(weight.numpy(), held[weight.path])
 
 
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 @pytest.mark.parametrize("tables", ["inside", "beside"])
 def test_an_export_of_values_that_no_server_has_or_of_no_values_is_refused(tmp_path, tables):
     with serving() as cluster:
