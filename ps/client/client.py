@@ -44,6 +44,7 @@ from ps.client.slices import Gradient
 from ps.client.tables import TableClient
 from ps.errors import (
     CheckpointError,
+    ManifestMismatch,
     PSError,
     PSSettingsError,
     RequestTimeout,
@@ -516,10 +517,13 @@ class PSClient:
             ServerPhaseError: some servers have values that were restored or trained, and others
                 have none; or another process of the chief seeds at the same time.
         """
-        if any(table.seed is None for table in manifest.tables) and self.is_filled():
-            manifest = manifest.with_seeds_of(self.attach(timeout_s=timeout_s))
         with self._lock:
-            num_updates = self._dense.seed(manifest, values, timeout_s)
+            try:
+                num_updates = self._dense.seed(manifest, values, timeout_s)
+            except ManifestMismatch:  # perhaps of seeds that nobody gave
+                limit_s = self.timeout_s if timeout_s is None else timeout_s
+                manifest = manifest.with_seeds_of(self._servers.fetch_manifest(timeout_s=limit_s))
+                num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)
         return num_updates
 
