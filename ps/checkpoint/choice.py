@@ -266,13 +266,14 @@ def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
     """Return what a server trains that is restored from a checkpoint.
 
     Without frozen groups if the checkpoint has none, as those of versions that did not keep them:
-    they come with the next seed.
+    they come with the next seed. Tables that name no seed keep the checkpoint's: their rows that do
+    not exist yet would otherwise have other first values.
 
     Args:
         checkpoint: the one to restore.
         like: what was asked for.
     """
-    asked = like.manifest or checkpoint.manifest
+    asked = (like.manifest or checkpoint.manifest).with_seeds_of(checkpoint.manifest)
     return asked if checkpoint.manifest.frozen_groups else asked.without_frozen()
 
 

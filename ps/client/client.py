@@ -43,7 +43,12 @@ from ps.client.server_group import (
 )
 from ps.client.slices import Gradient
 from ps.client.tables import TableClient
-from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
+from ps.errors import (
+    ManifestMismatch,
+    PSSettingsError,
+    RequestTimeout,
+    ServerPhaseError,
+)
 from ps.manifest.manifest import Hyper, Layout, Manifest
 from ps.metadata import AttachedMetadata
 from ps.protocol import messages
@@ -212,8 +217,9 @@ class PSClient:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
-        pull() and pull_frozen() after it. Those restored from a checkpoint without frozen groups
-        take these. A seed that did not come to all servers, as its chief was lost, is replaced.
+        pull() and pull_frozen() after it. Tables that name no seed take that of such servers; those
+        restored from a checkpoint without frozen groups take these. A seed that did not come to all
+        servers, as its chief was lost, is replaced.
 
         Args:
             manifest: groups, tables, rules and consistency.
@@ -234,7 +240,12 @@ class PSClient:
                 have none; or another process of the chief seeds at the same time.
         """
         with self._lock:
-            num_updates = self._dense.seed(manifest, values, timeout_s)
+            try:
+                num_updates = self._dense.seed(manifest, values, timeout_s)
+            except ManifestMismatch:  # perhaps of seeds that nobody gave
+                limit_s = self.timeout_s if timeout_s is None else timeout_s
+                manifest = manifest.with_seeds_of(self._servers.fetch_manifest(timeout_s=limit_s))
+                num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)
         return num_updates
 

@@ -287,6 +287,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the manifest of what pushes and pulls move."""
         return msgspec.structs.replace(self, groups=self.pushed_groups)
 
+    def with_seeds_of(self, other: Manifest) -> Manifest:
+        """Return the manifest in which tables that name no seed have that of the other's."""
+        seeds = {table.name: table.seed for table in other.tables}
+        tables = tuple(
+            msgspec.structs.replace(table, seed=seeds.get(table.name))
+            if table.seed is None
+            else table
+            for table in self.tables
+        )
+        return msgspec.structs.replace(self, tables=tables)
+
     def encode(self) -> bytes:
         """Return the canonical msgpack encoding."""
         return msgspec.msgpack.encode(self, order="deterministic")

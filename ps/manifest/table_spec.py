@@ -7,6 +7,7 @@ Threads: none.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Literal
 
@@ -124,17 +125,19 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     rule: RuleConfig
     """Update rule of pushed rows; weight decay acts on pushed rows only."""
     learning_rate_multiplier: float = 1.0
-    """The table's rate is the rate of the push times this; step scalars that come with a push
-    (Hyper.scalars) are used as they are."""
+    """The table's rate is the rate of the push times this, also in the alpha that a push may bring
+    for Adam (Hyper.scalars)."""
     row_steps: bool = False
     """Adam, AdamW, AMSGrad, Adamax: t counts the pushes that contained this row, not those to the
     table; one more number per row. See ps.optim.row_rules.counting."""
     dtype: DType = "float32"
     initializer: Initializer = RandomUniform()
-    """A row's first values; they depend on `seed` and the id alone."""
+    """A row's first values; they depend on `row_seed` and the id alone."""
     unseen: tuple[float, ...] = ()
     """What a lookup with training=False reads for an id without a row, [dim]; empty: zeros."""
-    seed: int = 0
+    seed: int | None = None
+    """None: the table's own, made of its name, or that of the checkpoint which it is restored from.
+    Tables of one seed begin with the same values for the same ids."""
     id_kind: Literal["int64", "uint64"] = "int64"
     """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
     id_source: Literal["any", "integers", "strings"] = "any"
@@ -169,7 +172,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"a table's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
             )
         self._check_int("dim", self.dim, 1, MAX_DIM)
-        self._check_int("seed", self.seed, 0, MAX_INT64)
+        if self.seed is not None:
+            self._check_int("seed", self.seed, 0, MAX_INT64)
         if self.segments is not None:
             self._check_int("segments", self.segments, 1, MAX_SEGMENTS)
         largest = MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
@@ -185,6 +189,14 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_rule()
         self._check_numbers()
+
+    @property
+    def row_seed(self) -> int:
+        """The number that stands for `seed`, 0..2^63-1."""
+        if self.seed is not None:
+            return self.seed
+        digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") & MAX_INT64
 
     @property
     def largest_id(self) -> int:

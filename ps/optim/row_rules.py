@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ps.errors import PSSettingsError
 from ps.manifest.manifest import Hyper
-from ps.manifest.rule_spec import Moments, RowWiseAdagrad
+from ps.manifest.rule_spec import Adam, Moments, RowWiseAdagrad
 from ps.manifest.table_spec import TableSpec
 from ps.optim import formulas
 from ps.optim.rules import RowPart, Rule, decay_scalars, rule_of, single, step_scalars
@@ -79,10 +78,14 @@ def row_hyper(spec: TableSpec, hyper: Hyper) -> Hyper:
         spec: the table.
         hyper: learning rate and scalars of the push.
     """
-    if spec.learning_rate_multiplier == 1.0:
+    factor = spec.learning_rate_multiplier
+    if factor == 1.0:
         return hyper
-    rate = hyper.learning_rate * spec.learning_rate_multiplier
-    return msgspec.structs.replace(hyper, learning_rate=rate)
+    scalars = hyper.scalars or {}
+    if isinstance(spec.rule, Adam):  # whose alpha contains the rate
+        own = scalars.get(spec.name, ())
+        scalars = {**scalars, spec.name: tuple(alpha * factor for alpha in own)}
+    return Hyper(hyper.learning_rate * factor, scalars)
 
 
 def row_scalars(spec: TableSpec, hyper: Hyper, step: int) -> Array:

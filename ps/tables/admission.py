@@ -51,7 +51,7 @@ class AdmissionFilter:
     def __init__(self, spec: TableSpec, most_rows: int | None = None) -> None:
         self._min_count = spec.admission.min_count
         self._threshold = int(spec.admission.probability * _CERTAIN)
-        self._seed = spec.seed
+        self._seed = spec.row_seed
         self._sketch: Array | None = None
         self._num_used = 0
         """Counters above 0 in the first row of the sketch."""

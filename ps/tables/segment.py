@@ -90,7 +90,7 @@ class Segment:
         self._admission_filter = AdmissionFilter(spec, limit and -(-limit // num_segments))
         self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
-        self._key = key_of(spec.seed)
+        self._key = key_of(spec.row_seed)
         self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
         self._unseen = np.array(spec.unseen or 0.0, spec.dtype)
         self._slab = GrowingArray(np.dtype(spec.dtype), spec.dim + slots.size)

@@ -69,17 +69,11 @@ def export(
         The absolute path or URL that was written.
 
     Raises:
-        SettingsError: not a Keras model, one that was never built, a path that is refused, or one
-            in a container's directory.
+        SettingsError: as `check_exportable`; or a path that is refused, or one in a container's
+            directory.
         OSError: the disk or the file system failed.
     """
-    if not isinstance(model, keras.Model):
-        raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
-    if not model.built:
-        raise SettingsError(
-            "the model was never built, so it has no weights to export; train it first, or call "
-            "model.build(input_shape)"
-        )
+    check_exportable(model)
     target = _location(ctx.absolute_path(os.fspath(path)))
     refuse_container(target, "the model", os.environ)
     refuse_other_content(target)
@@ -94,6 +88,21 @@ def export(
         except PathError as error:
             raise SettingsError(f"cannot export to {target}: {error}") from error
     return str(target)
+
+
+def check_exportable(model: object) -> None:
+    """Refuse what has no weights to export.
+
+    Raises:
+        SettingsError: not a Keras model, or one that was never built.
+    """
+    if not isinstance(model, keras.Model):
+        raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
+    if not model.built:
+        raise SettingsError(
+            "the model was never built, so it has no weights to export; train it first, or call "
+            "model.build(input_shape)"
+        )
 
 
 def load_model(

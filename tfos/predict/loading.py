@@ -199,7 +199,7 @@ def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> Loaded
     from tfos.serving import served_model
 
     manifest = files.manifest
-    model = served_model.dense_model(files)
+    model = served_model.dense_model(files, source.custom_objects)
     _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
     if served.state != manifest.state:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ def load(
     *,
     verify: bool = True,
     progress: bool = True,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
 ) -> ServedModel:
     """Open an export for lookups and predictions; the first time on a host builds an index.
 
@@ -60,6 +62,9 @@ def load(
         verify: compare the digests of an index that exists. The first process of a host does,
             which reads all of it; the others trust its record until the host is started again.
         progress: say on standard error where the index is built and how far it is.
+        custom_objects: classes and functions that the dense model and newer ones use, by their
+            registered names, as of keras.models.load_model.
+        safe_mode: refuse Lambdas in these models, which would run code from the file.
 
     Raises:
         ExportError: the export is incomplete or damaged, or is a delta; the disk is full.
@@ -74,7 +79,8 @@ def load(
             f'whose export.json has "state": "{files.manifest.base}", then refresh() with this one'
         )
     cache = IndexCache(cache_directory(cache_dir), console, verify=verify)
-    return ServedModel(files, cache, RowIndex(_base_index(files, cache)))
+    load_dense = partial(dense_model, custom_objects=custom_objects, safe_mode=safe_mode)
+    return ServedModel(files, cache, RowIndex(_base_index(files, cache)), load_dense)
 
 
 class ServedModel:
@@ -84,9 +90,17 @@ class ServedModel:
         files: the export.
         cache: where its indexes are.
         index: its rows.
+        load_dense: returns the dense model of an export.
     """
 
-    def __init__(self, files: ExportFiles, cache: IndexCache, index: RowIndex) -> None:
+    def __init__(
+        self,
+        files: ExportFiles,
+        cache: IndexCache,
+        index: RowIndex,
+        load_dense: Callable[[ExportFiles], Any],
+    ) -> None:
+        self._load_dense = load_dense
         self._files = files
         self._cache = cache
         self._index = index
@@ -276,7 +290,7 @@ class ServedModel:
         return RowIndex(self._cache.index(index_key("whole", key), manifest.state, whole))
 
     def _load_model(self, files: ExportFiles) -> Any:
-        model = dense_model(files)
+        model = self._load_dense(files)
         bind(model, self)
         return model
 
@@ -311,11 +325,18 @@ class ServedModel:
             )
 
 
-def dense_model(files: ExportFiles) -> Any:
+def dense_model(
+    files: ExportFiles,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    safe_mode: bool = True,
+) -> Any:
     """Return the Keras model of an export, whose layers find no rows yet.
 
     Args:
         files: the export.
+        custom_objects: as of `load`.
+        safe_mode: as of `load`.
 
     Raises:
         ExportError: it has none, or it is damaged.
@@ -325,7 +346,7 @@ def dense_model(files: ExportFiles) -> Any:
         files.fetch_model(file)
         from tfos.keras.export import load_model  # Keras, once the file is there
 
-        return load_model(file, compile=False)
+        return load_model(file, custom_objects=custom_objects, compile=False, safe_mode=safe_mode)
 
 
 def bind(model: Any, rows: ServedModel) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ps.checkpoint import format as form
-from ps.checkpoint.choice import RestoreOptions, read_manifest
+from ps.checkpoint.choice import RestoreOptions, manifest_to_serve, read_manifest
 from ps.checkpoint.digest import digest
 from ps.checkpoint.inspect import export_npz, inspect
 from ps.checkpoint.restore import verify
@@ -250,6 +250,29 @@ def test_another_table_is_refused_with_both_sides(tmp_path: Path, changes, messa
     asked = msgspec.structs.replace(TWO, tables=(user, TWO.tables[1]))
     with cluster() as bed, pytest.raises(CheckpointError, match=message):
         bed.client().restore(tmp_path, like=RestoreOptions(manifest=asked))
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_a_table_without_a_seed_takes_that_of_its_checkpoint(tmp_path: Path, is_asked_for: bool):
+    """Versions before wrote 0 where nobody gave a seed; rows that come later begin as they did."""
+    asked = with_tables(table("user", initializer=RandomNormal()), table("item"))
+    seeded = tuple(msgspec.structs.replace(each, seed=0) for each in asked.tables)
+    old = msgspec.structs.replace(asked, tables=seeded)
+    with cluster() as bed:
+        (client,) = bed.workers(old, filled(old))
+        push(client, old, 1)
+        client.save(tmp_path, 1)
+        first = client.tables.lookup({"user": [7000]})["user"]
+    with cluster() as bed:
+        client = bed.client()
+        like = RestoreOptions(manifest=asked if is_asked_for else None)
+        assert manifest_to_serve(read_manifest(tmp_path, 1), like) == old
+        client.restore(tmp_path, like=like)
+        chief = bed.client(0, generation=1)
+        chief.seed(asked, filled(asked))
+        assert chief.manifest == client.manifest == old
+        np.testing.assert_array_equal(chief.tables.lookup({"user": [7000]})["user"], first)
+        push(chief, asked, 2)
 
 
 @pytest.mark.attack("A19")

@@ -23,7 +23,7 @@ from ps.manifest.manifest import (
     RuleConfig,
 )
 from ps.optim import formulas
-from ps.optim.row_rules import row_parts, row_scalars, row_width, rule_of_rows
+from ps.optim.row_rules import row_hyper, row_parts, row_scalars, row_width, rule_of_rows
 from ps.optim.rules import rule_of, scalars
 from ps.tables.quota import BESIDE_ROW_NBYTES, Quota
 from ps.tables.routing import Router
@@ -244,6 +244,21 @@ def test_decay_acts_on_rows_that_a_push_brings_once_each_time():
     expected = F32(1) - F32(1) * (F32(0.5) * F32(0.1))
     expected = expected - expected * (F32(0.5) * F32(0.1))
     assert found[1].tolist() == [expected] * DIM
+
+
+@pytest.mark.parametrize("rule", [Adam(), AMSGrad(), Adamax()])
+@pytest.mark.parametrize("multiplier", [0.0, 0.25, 1.0])
+def test_a_tables_own_rate_is_the_same_with_and_without_step_scalars(rule, multiplier):
+    spec = table(rule=rule, learning_rate_multiplier=multiplier)
+    (name,) = rule_of(rule).step_scalars
+    at = rule_of(rule).element_scalars.index(name)
+    own = float(scalars(rule, 0.1, 3, np.dtype(F32))[at])
+    expected, *found = (
+        row_scalars(spec, row_hyper(spec, hyper), 3)
+        for hyper in (Hyper(0.1), Hyper(0.1, {"user": (own,)}), Hyper(0.1, {"other": (7.0,)}))
+    )
+    for each in found:
+        np.testing.assert_array_equal(each, expected)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ class Clock:
 
 def segment(clock: Callable[[], float] = time.monotonic, share: float = 1.0, **settings) -> Segment:
     initializer = settings.pop("initializer", Constant(0.0))
-    spec = TableSpec(name="user", dim=DIM, rule=SGD(), initializer=initializer, **settings)
+    settings = {"name": "user", "initializer": initializer, **settings}
+    spec = TableSpec(dim=DIM, rule=SGD(), **settings)
     quota = Quota(spec, 8 * DIM, share, "ps:0")
     return Segment(spec, np.full(DIM, 10, np.float32), quota, clock)
 
@@ -69,6 +70,16 @@ def test_a_lookup_changes_nothing_and_gives_what_a_row_would_start_with():
     after, missing = lookup(made, [5, 7])
     assert missing == 0
     assert np.array_equal(before, after)
+
+
+def test_tables_without_a_seed_begin_apart_and_each_the_same_everywhere():
+    names = "user", "item"
+    user, item = (
+        lookup(segment(name=name, initializer=RandomUniform()), [5, 7])[0] for name in names
+    )
+    assert not np.intersect1d(user, item).size
+    made = segment(seed=7173623408806911919, initializer=RandomUniform())
+    assert np.array_equal(user, lookup(made, [5, 7])[0])
 
 
 def test_a_push_makes_the_row_with_its_slots_and_updates_it():

@@ -122,7 +122,7 @@ def lazy_adam(rows, batches, rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
     return rows
 
 
-def test_adam_is_the_lazy_rule_written_out():
+def test_adam_is_the_lazy_rule_written_out_at_the_tables_rate():
     """A model whose row gradients are known: the loss is the sum of c times the rows."""
     x, _ = data(STEPS * BATCH, width=1)
     c = np.random.default_rng(1).normal(size=(len(x), 1)).astype("float32")
@@ -130,7 +130,7 @@ def test_adam_is_the_lazy_rule_written_out():
     class Linear(keras.Model):  # type: ignore[misc]  # Keras has no types
         def __init__(self):
             super().__init__()
-            self.rows = Embedding(DIM, table="user", combiner="sum")
+            self.rows = Embedding(DIM, table="user", combiner="sum", learning_rate_multiplier=0.5)
             self.scale = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
 
         def call(self, x):
@@ -141,7 +141,7 @@ def test_adam_is_the_lazy_rule_written_out():
 
     with serving() as cluster:
         model = Linear()
-        model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+        model.compile(keras.optimizers.Adam(0.02), jit_compile=False)
         model(x[:2])
         distribute(model, cluster.contexts[0], consistency="sync")
         rows = initial_rows(cluster)
@@ -528,6 +528,26 @@ def test_an_id_out_of_range_names_table_value_position_and_layer():
             model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
 
 
+def test_strings_are_not_compiled_by_xla():
+    class OfText(keras.Model):  # type: ignore[misc]  # Keras has no types
+        def __init__(self):
+            super().__init__()
+            self.rows, self.out = Embedding(DIM, name="of_text"), keras.layers.Dense(1)
+
+        def call(self, text):
+            return self.out(self.rows(text))
+
+    texts, y = tf.constant(["a", "b"]), np.ones((2, 1), "float32")
+    known, unknown = OfText(), OfText()
+    known(texts)
+    with pytest.warns(UserWarning, match="Proceeding with `jit_compile=False`"):
+        known.compile("sgd", "mse", jit_compile=True)
+    known.fit(texts, y, verbose=0)
+    unknown.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(UnsupportedModel, match=r"layers \['of_text'\], .* jit_compile=False"):
+        unknown.fit(texts, y, verbose=0)
+
+
 @pytest.mark.fault("F49")
 def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
     x, y = data(64)
@@ -776,6 +796,24 @@ def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_la
         held = cluster.values()
         for weight in model.trainable_weights[1:]:
             np.testing.assert_array_equal(weight.numpy(), held[weight.path])
+
+
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+@pytest.mark.parametrize("tables", ["inside", "beside"])
+def test_an_export_of_values_that_no_server_has_or_of_no_values_is_refused(tmp_path, tables):
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        model, _ = trained(context)
+        kernel = model.layers[-1].kernel
+        kernel.assign(kernel + 7)
+        given = kernel.numpy()
+        with pytest.raises(UnsupportedModel, match=r"kernel"):
+            export_with_tables(model, tmp_path / "m.keras", context, tables=tables)
+        np.testing.assert_array_equal(kernel, given)
+        unbuilt = keras.Sequential([Embedding(DIM, table="user"), keras.layers.Dense(1)])
+        with pytest.raises(SettingsError, match="the model was never built"):
+            export_with_tables(unbuilt, tmp_path / "m.keras", context, tables=tables)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):

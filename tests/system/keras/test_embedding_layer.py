@@ -344,6 +344,30 @@ def test_row_steps_wait_for_the_rule_of_the_models_optimizer():
         table_specs([layer], keras.optimizers.SGD(0.1))
 
 
+def test_rows_that_are_excluded_from_weight_decay_keep_it_away_from_their_table():
+    layers = [Embedding(DIM, table=name) for name in ("x", "x", "y")]
+    for layer in layers:
+        layer.build()
+
+    def decays(**excluded: Any) -> list[float | None]:
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(**excluded)
+        specs: Any = table_specs(layers, optimizer)
+        return [spec.rule.weight_decay for spec in specs]
+
+    assert decays() == [0.5, 0.5]
+    assert decays(var_names=["embeddings"]) == [None, None]
+    assert decays(var_list=layers[2].trainable_variables) == [0.5, None]
+    with pytest.raises(UnsupportedModel, match=r"share the table 'x', .* \['embedding.*'\] alone"):
+        decays(var_list=layers[0].trainable_variables)
+
+
+def test_tables_without_a_seed_begin_with_vectors_of_their_own():
+    layers = [Embedding(DIM, table=name) for name in ("a", "b")]
+    specs = table_specs(layers, keras.optimizers.Adam())
+    assert specs[0].row_seed != specs[1].row_seed
+
+
 def test_the_config_is_json_and_makes_the_same_layer():
     layer = Embedding(
         DIM,

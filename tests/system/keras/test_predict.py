@@ -19,6 +19,7 @@ import tensorflow as tf
 import tfos.keras
 from feeding.filesystem.location import parse
 from tests.support.exports import write_export
+from tfos import serving
 from tfos.errors import RowError, SettingsError, UnsupportedModel
 from tfos.files import transfer
 from tfos.predict import loading
@@ -347,15 +348,27 @@ def test_lists_of_another_length_go_into_the_next_batch(tmp_path):
 
 
 def test_the_dense_model_of_an_export_finds_its_rows(tmp_path, monkeypatch):
+    class Doubled(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
+        def call(self, x):
+            return 2 * x
+
     monkeypatch.setenv("TFOS_SERVING_CACHE", str(tmp_path / "cache"))
     ids = keras.Input((2,), dtype="int64", name="ids")
     rows_of = tfos.keras.Embedding(4, table="user", combiner="sum")
-    keras.Model(ids, rows_of(ids)).save(tmp_path / "m.keras")
+    keras.Model(ids, Doubled()(rows_of(ids))).save(tmp_path / "m.keras")
+    own = {"Doubled": Doubled}
     write_export(tmp_path / "e", {1: 1.0, 2: 10.0}, model=tmp_path / "m.keras")
-    signature = loading.read_signature(ModelSource(path=str(tmp_path / "e")))
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "e"), custom_objects=own))
     batch = pa.RecordBatch.from_pydict({"ids": [[1, 2], [1, 3]]})
     (found,) = predicted(signature, batch).columns
-    assert [row[0] for row in found.to_pylist()] == [11.0, 1.0]
+    assert [row[0] for row in found.to_pylist()] == [22.0, 2.0]
+    served = serving.load(tmp_path / "e", progress=False, custom_objects=own, safe_mode=False)
+    assert served.predict(np.array([[1, 2]]))[0, 0] == 22.0
+    again = keras.layers.Lambda(lambda x: x + 1)(Doubled()(rows_of(ids)))
+    keras.Model(ids, again).save(tmp_path / "newer.keras")
+    write_export(tmp_path / "newer", {1: 4.0}, model=tmp_path / "newer.keras", state="second")
+    served.refresh(tmp_path / "newer")
+    assert served.predict(np.array([[1, 2]]))[0, 0] == 9.0
 
 
 def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
@@ -439,8 +452,8 @@ def test_an_export_that_is_replaced_between_its_model_and_its_rows_is_refused(
     write_export(tmp_path / "e", {1: 1.0}, model=tmp_path / "m.keras")
     real = served_model.dense_model
 
-    def replaced(files):
-        found = real(files)
+    def replaced(files, custom_objects):
+        found = real(files, custom_objects)
         write_export(tmp_path / "e", {1: 2.0}, model=tmp_path / "m.keras", state="second")
         return found
 

@@ -63,7 +63,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             the root of the sum of their squares).
         initializer: first values of a row: "uniform" (±0.05), a Keras initializer that needs no
             number of rows, or one of `ps.initializers`.
-        seed: of the initializer.
+        seed: of the initializer. None: the table's own, made of its name; tables of one seed begin
+            with the same vectors for the same ids.
         pad_id: an id that stands for nothing: its vector is zeros, and combiners leave it out.
         mask_zero: pad_id=0, and later layers get the mask `ids != 0`.
         unseen: the vector of an id without a row, in evaluation, inference and exports: a number
@@ -105,7 +106,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         table: str | None = None,
         combiner: Combiner | None = None,
         initializer: Any = "uniform",
-        seed: int = 0,
+        seed: int | None = None,
         pad_id: int | str | bytes | None = None,
         mask_zero: bool = False,
         unseen: float | Sequence[float] = 0.0,
@@ -181,9 +182,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.source = source
 
     def build(self, input_shape: Any = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Create the anchor (row_flow)."""
+        """Create the anchor (row_flow); its name is that of `keras.layers.Embedding`'s weight."""
         self.anchor = self.add_weight(
-            shape=(0, self.dim), initializer="zeros", dtype="float32", name="rows"
+            shape=(0, self.dim), initializer="zeros", dtype="float32", name="embeddings"
         )
         self.built = True
 
@@ -330,6 +331,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 "text '5' have different rows. Convert the feature to what it was in training"
             )
         self.takes_text = takes_text
+        self.supports_jit = not takes_text  # XLA takes no strings
 
     def _check_weights(self, ids: Any, weights: Any) -> None:
         shapes = [getattr(each, "shape", None) for each in (ids, weights)]

@@ -55,7 +55,7 @@ class TableSettings:
     learning_rate_multiplier: float = 1.0
     row_steps: bool = False
     initializer: Initializer = _UNIFORM
-    seed: int = 0
+    seed: int | None = None
     id_kind: Literal["int64", "uint64"] = "int64"
     max_id: int | None = None
     max_rows: int | None = None

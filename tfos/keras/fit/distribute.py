@@ -270,9 +270,7 @@ def _pulling(
                 trainer.begin_validation()
         elif is_checked:
             check_rows(original.__name__, bound(*args, **kwargs).arguments)
-        if is_checked:
-            trainer.check_values()
-        trainer.pull_newest()
+        trainer.pull_newest(is_checked=is_checked)
         return original(*args, **kwargs)
 
     return pulling

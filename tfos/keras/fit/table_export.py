@@ -24,7 +24,7 @@ from tfos.keras.embedding import row_flow
 from tfos.keras.embedding.graph_rows import save_with_rows
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES
 from tfos.keras.embedding.plain import plain_copy
-from tfos.keras.export import PathContext, export, save_as_it_is
+from tfos.keras.export import PathContext, check_exportable, export, save_as_it_is
 from tfos.keras.step.table_specs import embeddings_of
 from tfos.serving.server_export import ServerExport
 
@@ -58,12 +58,14 @@ def export_with_tables(
 
     Raises:
         SettingsError: arguments that do not fit the model, or a path that is refused.
-        UnsupportedModel: "inside" is not possible; the text names the reason.
+        UnsupportedModel: "inside" is not possible, or the program gave values to single variables;
+            the text names the reason.
         ExportError: as tfos.serving.
         ServerPhaseError: servers were started again in each of several scans of a table.
         OSError: the disk or the file system failed.
     """
-    layers = embeddings_of(model) if isinstance(model, keras.Model) else ()
+    check_exportable(model)
+    layers = embeddings_of(model)
     if tables not in (None, "inside", "beside"):
         raise SettingsError(f'tables must be "inside" or "beside", got {tables!r}')
     if since is not None and tables != "beside":
@@ -87,14 +89,18 @@ def export_with_tables(
                 save_with_rows(given, to, layers, spec, limit_bytes)
 
         return export(model, path, ctx, save)
+    return _write_beside(model, path, ctx, since)
+
+
+def _write_beside(
+    model: Any,
+    path: str | os.PathLike[str],
+    ctx: PathContext,
+    since: str | os.PathLike[str] | None,
+) -> str:
     target = ctx.absolute_path(os.fspath(path))
     refuse_container(user_location(target, "the model"), "the model", os.environ)
     base = None if since is None else ctx.absolute_path(os.fspath(since))
-    _write_beside(model, target, ctx, base)
-    return target
-
-
-def _write_beside(model: Any, target: str, ctx: PathContext, since: str | None) -> None:
     trainer = vars(model).get("_tfos_trainer")
     if trainer is not None:
         specs, scan = trainer.client.manifest.tables, trainer.client.tables.scan
@@ -112,4 +118,5 @@ def _write_beside(model: Any, target: str, ctx: PathContext, since: str | None) 
         with row_flow.rows_left_out():
             model.save(dense)  # of a distributed model: pulls first
         export_of = ServerExport(scan, specs, staging, Console(enabled=True))
-        export_of.write(target, model=dense, since=since)
+        export_of.write(target, model=dense, since=base)
+    return target

@@ -186,7 +186,7 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             )
     if not servers.frozen_groups:  # they come with the chief's seed
         ours = ours.without_frozen()
-    _check_same_tables(ours, servers)
+    _check_same_tables(ours.with_seeds_of(servers), servers)
     mine = [_summary(group) for group in ours.groups]
     theirs = [_summary(group) for group in servers.groups]
     if mine != theirs:

@@ -71,13 +71,12 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
     settings = {layer.table: layer.settings for layer in layers}
     if any(each.rule is None for each in settings.values()):
         _check_lazy(optimizer)
-    sources = {name: _id_source(name, layers) for name in settings}
     return tuple(
         msgspec.structs.replace(
-            settings[name].spec(_rule_for_rows(optimizer) if settings[name].rule is None else None),
-            id_source=sources[name],
+            each.spec(_rule_for_rows(name, layers, optimizer) if each.rule is None else None),
+            id_source=_id_source(name, layers),
         )
-        for name in sorted(settings)
+        for name, each in sorted(settings.items())
     )
 
 
@@ -89,14 +88,32 @@ def _id_source(table: str, layers: Sequence[Embedding]) -> str:
     return "strings" if found == {True} else "integers"
 
 
-def _rule_for_rows(optimizer: Any) -> RuleConfig:
+def _rule_for_rows(table: str, layers: Sequence[Embedding], optimizer: Any) -> RuleConfig:
     """Return the optimizer's rule with the clipping that a table's gradient gets."""
     inner = optimizers.unwrap(optimizer)
-    rule = optimizers.rule_of(optimizer, consistency="async", decays=bool(inner.weight_decay))
+    decays = bool(inner.weight_decay) and _has_decay(table, layers, inner)
+    rule = optimizers.rule_of(optimizer, consistency="async", decays=decays)
     limits = {
         name: float(limit) for name in ("clipvalue", "clipnorm") if (limit := getattr(inner, name))
     }
     return msgspec.structs.replace(rule, **limits)
+
+
+def _has_decay(table: str, layers: Sequence[Embedding], inner: Any) -> bool:
+    """Whether the rows of a table decay: `exclude_from_weight_decay` may name a layer's weight."""
+    found = {
+        layer.name: bool(inner._use_weight_decay(layer.anchor.value))
+        for layer in layers
+        if layer.table == table and layer.trainable
+    }
+    if len(set(found.values())) > 1:
+        excluded = [name for name, decays in found.items() if not decays]
+        raise UnsupportedModel(
+            f"the layers {sorted(found)} share the table {table!r}, and exclude_from_weight_decay "
+            f"names the weights of {excluded} alone; exclude all of them, or give them tables of "
+            "their own"
+        )
+    return all(found.values())
 
 
 def _check_lazy(optimizer: Any) -> None:

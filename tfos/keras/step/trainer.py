@@ -437,12 +437,18 @@ class PSTrainer:
             self._attached.exchange.pull(timeout_s)
             self._is_behind = False
 
-    def pull_newest(self) -> None:
+    def pull_newest(self, *, is_checked: bool = True) -> None:
         """Pull, unless the variables are the servers' newest or another thread's fit has them.
 
+        Args:
+            is_checked: whether values that the program gave to single variables are refused.
+
         Raises:
-            UnsupportedModel: the servers have trained values, and the model no variables for them.
+            UnsupportedModel: as `check_values`, or the servers have trained values, and the model no
+                variables for them.
         """
+        if is_checked:
+            self.check_values()
         if self.is_between_epochs or self.fits_elsewhere:
             return
         self.pull()

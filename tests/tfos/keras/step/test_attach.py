@@ -10,8 +10,10 @@ import pytest
 from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec
 from ps.manifest.sharding import bucket_bytes_for
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, raw_seed
+from tests.support.tables import table, with_tables
 from tfos.config import Checkpoints
-from tfos.keras.step.attach import as_served
+from tfos.errors import UnsupportedModel
+from tfos.keras.step.attach import as_served, check_same
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F20")]
@@ -43,6 +45,15 @@ def test_the_buckets_of_servers_with_values_are_kept():
         bed.client().seed(manifest, filled(manifest))
         chief = bed.client(0, generation=1)
         assert as_served(MANIFEST, chief) == manifest
+
+
+def test_a_model_whose_tables_name_no_seed_fits_servers_of_any():
+    def seeded(seed: int | None) -> Manifest:
+        return with_tables(table(seed=seed), size=1000)
+
+    check_same(seeded(None), seeded(0))
+    with pytest.raises(UnsupportedModel, match="seed 1 and 0"):
+        check_same(seeded(1), seeded(0))
 
 
 def named(*names: str) -> Manifest:

@@ -72,7 +72,7 @@ def hyper_of(variables: Variables, output: StepOutput, *, is_sync: bool) -> Hype
     for layer in variables.embeddings:
         settings = layer.settings
         if settings.rule is None and not settings.row_steps:
-            scalars[layer.table] = (values[-1] * settings.learning_rate_multiplier,)
+            scalars[layer.table] = (values[-1],)
     return Hyper(learning_rate=values[0], scalars=scalars)
 
 

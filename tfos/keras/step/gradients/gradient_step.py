@@ -127,6 +127,8 @@ class GradientStep:
     def _record(self, data: Any) -> IdsAhead:
         if self._model.run_eagerly:
             return all_inside(self._variables.embeddings, "run_eagerly=True")
+        if self._model.jit_compile:
+            self._refuse_strings(data)
         layers = self._variables.embeddings
         ids = record(self._own_step, data, self._variables.trained, layers)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
@@ -137,6 +139,18 @@ class GradientStep:
                 "jit_compile=False"
             )
         return ids
+
+    def _refuse_strings(self, data: Any) -> None:
+        """Refuse what would be an argument of the compiled step, although positions are used."""
+        import tensorflow as tf
+
+        if any(getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(data)):
+            layers = [layer.name for layer in self._variables.embeddings if layer.takes_text]
+            raise UnsupportedModel(
+                f"the batch has strings, for the layers {layers}, and XLA takes none; compile the "
+                "model with jit_compile=False, or hash the feature to integers before the model "
+                "gets it (keras.layers.Hashing)"
+            )
 
     def _own_step(self, data: Any) -> tuple[Any, Captured]:
         if isinstance(data, tuple) and len(data) > 1:  # of a traced step once per kind of batch
