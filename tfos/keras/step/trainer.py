@@ -444,8 +444,8 @@ class PSTrainer:
             is_checked: whether values that the program gave to single variables are refused.
 
         Raises:
-            UnsupportedModel: as `check_values`, or the servers have trained values, and the model no
-                variables for them.
+            UnsupportedModel: as `check_values`, or the servers have trained values, and the model
+                no variables for them.
         """
         if is_checked:
             self.check_values()
