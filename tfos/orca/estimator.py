@@ -259,6 +259,7 @@ class Estimator:
         """
         frame = _frame(data, _ROWS)
         columns = named("feature_cols", feature_cols)
+        num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
         self._trained()
         signature = self._read(frame)
         outputs = list(signature.outputs)
@@ -271,7 +272,6 @@ class Estimator:
                 "for each, in this order"
             )
         filled = map(OutputColumn, outputs, names)
-        num_rows = BATCH_SIZE if batch_size is None else batch_size
         return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:

@@ -58,6 +58,8 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
     for batch_size in (None, 9):
         estimator.predict(frame, "x", batch_size=batch_size)
     assert [each.batch_size for each in taken] == [1024, 9]
+    monkeypatch.setattr("tfos.orca.estimator.read_signature", _refused)
+    estimator._signature = None
     with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got -1"):
         estimator.predict(frame, "x", batch_size=-1)
 
