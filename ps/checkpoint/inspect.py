@@ -1,6 +1,6 @@
 """Inspection of a checkpoint directory, and export of one step to a .npz file.
 
-Covers: a report on every step and the lease; tables as plain arrays, sorted by id.
+Covers: a report on every step and the lease; a step's clock; tables as plain arrays, sorted by id.
 Does not: print (ps.cli.checkpoints), change the directory, import numba.
 Threads: none; every function stands alone.
 """
@@ -28,6 +28,7 @@ from ps.checkpoint.reader import (
     check_sizes,
     load_chain,
     open_chain,
+    open_shards,
     read_step,
 )
 from ps.checkpoint.restore import read_extra, read_values, verify_files
@@ -37,7 +38,7 @@ from ps.checkpoint.tables.format import segment_nbytes
 from ps.checkpoint.tables.reader import read_rows
 from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
-from ps.manifest.manifest import GroupLayout
+from ps.manifest.manifest import GroupLayout, Layout
 from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_parts, row_width, rule_of_rows
 from ps.optim.rules import rule_of
@@ -160,6 +161,24 @@ class _State(msgspec.Struct):
     notes: dict[str, str] = {}
 
 
+def clock_of(root: Root, step: int) -> int:
+    """Return the updates of the parameters that a step has; sync: barriers. Reads no values.
+
+    Its number may be greater: each save has one of its own, also where nothing was updated.
+
+    Args:
+        root: the checkpoint root.
+        step: a complete one.
+
+    Raises:
+        CheckpointError: the step is missing or damaged, or cannot be read now.
+    """
+    storage = storage_at(root)
+    checkpoint = read_step(storage, step)
+    files = open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest))
+    return max(_read_state(each).clock for each in files)
+
+
 def inspect(root: Root) -> DirectoryReport:
     """Read every step with all its values, and compare all digests.
 
@@ -259,7 +278,7 @@ def _read_state(file: ShardFile) -> _State:
     try:
         return codec.msgpack(read_extra(file), _State)
     except UNREADABLE as error:
-        raise CheckpointError(f"the records of ps:0 cannot be read: {error}") from error
+        raise CheckpointError(f"the records of ps:{file.rank} cannot be read: {error}") from error
 
 
 def _lease(storage: Storage) -> str:

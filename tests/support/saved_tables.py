@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.checkpoint.snapshot import NO_BASE, CopyOnWrite, ShardSnapshot, UnitKey
@@ -55,8 +56,9 @@ class SavedTables:
                         with share.locked():
                             share.push(*arguments, share.room_elsewhere(error, own))
 
-    def save(self, root: Path, step: int, *, full: bool = False) -> None:
+    def save(self, root: Path, step: int, *, full: bool = False, clock: int = 0) -> None:
         """Save a full checkpoint, or a delta where there is a base."""
+        extra = msgspec.msgpack.encode({"clock": clock})
         base = None if full else self._base
         save_id, records = f"save-{step}", []
         for rank, guard in enumerate(self._guards):
@@ -64,7 +66,9 @@ class SavedTables:
                 guard, 0, save_id, NO_BASE if base is None else self._versions[rank]
             )
             portion = Portion(segments=cut.segments)
-            records.append(write_shard(root, save_id, rank=rank, shard=cut, portion=portion))
+            records.append(
+                write_shard(root, save_id, rank=rank, shard=cut, portion=portion, extra=extra)
+            )
             self._versions[rank] = cut.versions()
             cut.release()
         origin = Origin(base=base)

@@ -23,6 +23,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from ps.checkpoint.choice import latest
+from ps.checkpoint.inspect import clock_of
 from ps.errors import CheckpointError
 from tfos.errors import SettingsError
 from tfos.files.checkpoint_storage import Storages
@@ -99,7 +100,9 @@ def write_fit(
     if servers is not None:
         with contextlib.suppress(CheckpointError):  # not to be read now: unknown
             found["step"] = step = _newest_step(model_dir, servers)
-            servers = None if (step or 0) < updates else servers
+            place = Storages()(servers_dir(model_dir, servers))
+            saved = 0 if step is None else clock_of(place, step)
+            servers = None if saved < updates else servers
     write_model(_record(model_dir, number), json.dumps({"servers": servers, **found}).encode())
     write_model(fit_file(model_dir, number), content)
     return servers

@@ -21,6 +21,12 @@ QUERY_ID = "sql.streaming.queryId"
 """Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
 _BATCH_TIME = "spark.streaming.internal.batchTime"
 """Spark's local property on the thread of an interval of a DStream."""
+TRAIN_ONCE = {
+    "foreachBatch": "df.writeStream.foreachBatch(cluster.train_batch) or cluster.stream(df, "
+    "checkpoint_location), which train each batch once",
+    "foreachRDD": "cluster.train(dstream) before ssc.start()",
+}
+"""What trains a stream, by the call of its batches."""
 
 
 class BatchKnown(Exception):
@@ -94,6 +100,17 @@ class MicroBatch:
         return (found is not None and found.is_done) or not chief_trains(state)
 
 
+def call_of_batch(property_of: Callable[[str], str | None]) -> str:
+    """Return "foreachBatch" or "foreachRDD" if the caller's thread is in one; else nothing.
+
+    Args:
+        property_of: Spark's local properties on the caller's thread.
+    """
+    if property_of(QUERY_ID):
+        return "foreachBatch"
+    return "foreachRDD" if property_of(_BATCH_TIME) else ""
+
+
 def check_epochs_of_batches(
     plan: Checkpoints | None, property_of: Callable[[str], str | None]
 ) -> None:
@@ -106,25 +123,13 @@ def check_epochs_of_batches(
     Raises:
         SettingsError: that run would leave out as many new batches as this one has trained.
     """
-    if plan is None or not plan.resume_epochs:
-        return
-    if property_of(QUERY_ID):
-        where, calls = (
-            "foreachBatch",
-            (
-                "df.writeStream.foreachBatch(cluster.train_batch) or cluster.stream(df, "
-                "checkpoint_location), which train each batch once"
-            ),
-        )
-    elif property_of(_BATCH_TIME):
-        where, calls = "foreachRDD", "cluster.train(dstream) before ssc.start()"
-    else:
+    if plan is None or not plan.resume_epochs or not (where := call_of_batch(property_of)):
         return
     raise SettingsError(
         f"train() within {where} would make each batch an epoch, and a run that resumes from these "
         "checkpoints leaves out as many epochs as were trained before: new batches. Use "
-        f"{calls}; or pass Checkpoints(resume_epochs=False), with which no batch is left out and "
-        "one that Spark brings again is trained again"
+        f"{TRAIN_ONCE[where]}; or pass Checkpoints(resume_epochs=False), with which no batch is "
+        "left out and one that Spark brings again is trained again"
     )
 
 

@@ -71,9 +71,9 @@ class KerasModel(
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         columns = self.column_plan().features
+        num_rows = check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         signature = self._read(dataset.sparkSession)
         outputs = self._outputs(signature, dataset.columns)
-        num_rows = check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         return predicted(dataset, predictor_of(signature, columns, outputs, num_rows))
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:

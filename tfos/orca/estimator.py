@@ -28,6 +28,7 @@ from tfos.estimators.training import (
     fit_made,
 )
 from tfos.feed.dataframe_inference import is_frame
+from tfos.feed.micro_batch import TRAIN_ONCE, call_of_batch
 from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
@@ -168,7 +169,10 @@ class Estimator:
         """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
 
         After one that failed, it goes on from what the servers of `model_dir` had saved, and trains
-        all of its epochs; behind load_latest_checkpoint(), those that the failed one had left.
+        all of its epochs. Where the failed one had fresh servers, as the first has and the first
+        behind load(), it begins again, unless load_latest_checkpoint() comes before it. Behind that
+        call, a fit of a DataFrame or path trains the epochs that the failed one had left; one of a
+        function all.
 
         Args:
             data: a DataFrame; a path of files in Spark's default format; or a function
@@ -185,33 +189,24 @@ class Estimator:
             class_weight: by class, as of Keras' fit.
 
         Raises:
-            SettingsError: data, columns or settings that cannot work; before any node starts.
+            SettingsError: data, columns or settings that cannot work, or with servers and model_dir
+                a DataFrame or path within foreachBatch; before any node starts.
             NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         try:
             if callable(data):
-                found = self._fit_made(data, validation_data, settings)
+                made = self._makers(data, validation_data, settings)
+                found = fit_made(active_context(), made[0], self._recipe, settings, made[1])
             else:
                 plan = _plan_of(feature_cols, label_cols)
-                found = self._fit_frame(data, validation_data, plan, settings)
+                frames = _frames(data, validation_data, settings)
+                found = fit(frames[0], plan, self._recipe, settings, frames[1])
         except BaseException:
             self._look_behind()
             raise
-        self._recipe = dataclasses.replace(
-            self._recipe, content=found.content, model_fn=None, has_trained=True
-        )
-        self._signature = None
-        for name, values in found.history.items():
-            self.history.setdefault(name, []).extend(values)
-        self._is_behind = self._resumes_epochs = False
-        if self._model_dir is not None:
-            servers = (self._servers or number) if settings.checkpoint_dir else None
-            self._servers = model_files.write_fit(
-                self._model_dir, number, found.content, servers, found.updates
-            )
-            self._model = number
+        self._take(found, number, settings)
         return found.history
 
     def evaluate(
@@ -264,6 +259,7 @@ class Estimator:
         """
         frame = _frame(data, _ROWS)
         columns = named("feature_cols", feature_cols)
+        num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
         self._trained()
         signature = self._read(frame)
         outputs = list(signature.outputs)
@@ -276,7 +272,6 @@ class Estimator:
                 "for each, in this order"
             )
         filled = map(OutputColumn, outputs, names)
-        num_rows = BATCH_SIZE if batch_size is None else batch_size
         return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:
@@ -312,9 +307,10 @@ class Estimator:
     def load_latest_checkpoint(self) -> None:
         """Take the newest model of `model_dir`; the next fit goes on from what its servers saved.
 
-        Where a fit was interrupted, only its servers have saved: the next fit goes on from there
-        without the epochs that it had trained, so call it with that fit's data and epochs. Until it
-        has ended there is no model to predict with.
+        Where a fit was interrupted, only its servers have saved, and the next fit goes on from
+        there. Of a DataFrame or path it leaves out the epochs that were trained: call it with that
+        fit's data and epochs. Of a function it trains all epochs: name those that are left. Until
+        it has ended there is no model to predict with.
 
         Raises:
             SettingsError: there is no model_dir, or nothing in it.
@@ -358,22 +354,34 @@ class Estimator:
             resume_epochs=self._resumes_epochs,
         )
 
-    def _fit_made(self, data: Creator, held: Any, settings: FitSettings) -> FitResult:
-        """Train on what a function makes."""
+    def _makers(self, data: Creator, held: Any, settings: FitSettings) -> list[Any]:
+        """Return what makes the data of a fit, and what makes those that validate, or None."""
         if held is not None and not callable(held):
             raise _unknown("validation_data", f"{_FUNCTION}, as data is one", held)
-        make = self._maker(data, settings.batch_size)
-        held = held and self._maker(held, settings.batch_size)
-        return fit_made(active_context(), make, self._recipe, settings, held)
+        if self._resumes_epochs:
+            warnings.warn(
+                f"this fit goes on from {settings.checkpoint_dir} and trains all "
+                f"epochs={settings.epochs}: of data that a function makes, nothing tells which "
+                "epochs the interrupted fit had trained. Name those that are left",
+                stacklevel=3,
+            )
+        return [each and self._maker(each, settings.batch_size) for each in (data, held)]
 
-    def _fit_frame(
-        self, data: Any, held: Any, plan: ColumnPlan, settings: FitSettings
-    ) -> FitResult:
-        """Train on a DataFrame or a path."""
-        frame, validation = _frame(data), None
-        if held is not None:
-            validation = _frame(held, f"{_ROWS}, as data is one", "validation_data")
-        return fit(frame, plan, self._recipe, settings, validation)
+    def _take(self, found: FitResult, number: int, settings: FitSettings) -> None:
+        """A fit has ended: go on with its model, and write it."""
+        self._recipe = dataclasses.replace(
+            self._recipe, content=found.content, model_fn=None, has_trained=True
+        )
+        self._signature = None
+        for name, values in found.history.items():
+            self.history.setdefault(name, []).extend(values)
+        self._is_behind = self._resumes_epochs = False
+        if self._model_dir is not None:
+            servers = (self._servers or number) if settings.checkpoint_dir else None
+            self._servers = model_files.write_fit(
+                self._model_dir, number, found.content, servers, found.updates
+            )
+            self._model = number
 
     def _look_behind(self) -> None:
         """A fit has failed: find whether its servers have saved behind the last model."""
@@ -467,6 +475,27 @@ def _frame(
     if is_frame(data):
         return data
     raise _unknown(name, kinds, data)
+
+
+def _frames(data: Any, held: Any, settings: FitSettings) -> list[Any]:
+    """Return the data of a fit as a DataFrame, and those that validate, or None.
+
+    Raises:
+        SettingsError: they are something else, or a batch of a stream that is trained twice if
+            Spark brings it again.
+    """
+    found = [_frame(data), None]
+    if held is not None:
+        found[1] = _frame(held, f"{_ROWS}, as data is one", "validation_data")
+    if settings.checkpoint_dir and (
+        where := call_of_batch(found[0].sparkSession.sparkContext.getLocalProperty)
+    ):
+        raise SettingsError(
+            f"fit() within {where}: a batch that Spark brings again, as after a crash, would train "
+            f"again on top of what the servers saved in {settings.checkpoint_dir}. Train the "
+            f"stream by {TRAIN_ONCE[where]}; or leave model_dir out"
+        )
+    return found
 
 
 def _unknown(name: str, kinds: str, data: Any) -> SettingsError:

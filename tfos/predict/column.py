@@ -257,7 +257,7 @@ def predicted_by(
             f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
             "df.na.fill() fills them, and its outputs have types; output= is a column's name"
         )
-    num_rows = BATCH_SIZE if batch_size is None else batch_size
+    num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
     path = _whole_path(frame.sparkSession, model_path)
     signature = read_signature(frame.sparkSession, ModelSource(path=path))
     names = list(signature.inputs)

@@ -286,7 +286,8 @@ def _digest(directory: Path) -> str:
     """Return the digest of the graph, the variables' checksums and files such as vocabularies."""
     digest = hashlib.sha256()
     assets = sorted(path for path in directory.glob("assets/**/*") if path.is_file())
-    for path in (directory / "saved_model.pb", directory / "variables/variables.index", *assets):
+    graph = (directory / "saved_model.pb", directory / "saved_model.pbtxt")
+    for path in (*graph, directory / "variables/variables.index", *assets):
         digest.update(str(path.relative_to(directory)).encode())
         if path.exists():
             digest.update(_file_digest(path))

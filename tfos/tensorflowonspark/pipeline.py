@@ -22,6 +22,7 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
+from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
 from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
@@ -254,9 +255,10 @@ class TFModel(
         plain = tuple(
             OutputColumn(name.removesuffix(":0"), column, "python") for name, column in outputs
         )
+        num_rows = check_batch_size(self.getBatchSize())
         signature = read_signature(dataset.sparkSession, self._source())
         signature.check(inputs, [each.output for each in plain])
-        predictor = predictor_of(signature, columns, plain, self.getBatchSize(), inputs)
+        predictor = predictor_of(signature, columns, plain, num_rows, inputs)
 
         def predict(batches: Iterator[Any]) -> Iterator[Any]:
             return predictor.results(partition_id(), batches)

@@ -13,7 +13,7 @@ import pytest
 from ps.checkpoint import reader
 from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint, decode_manifest
-from ps.checkpoint.inspect import export_npz, inspect
+from ps.checkpoint.inspect import clock_of, export_npz, inspect
 from ps.checkpoint.score import Score
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main
@@ -81,6 +81,7 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     assert "group trainable: float32, rule adam, slots" in text
     assert "    dense/kernel [7, 11]" in text
     data.write_bytes(whole)
+    assert clock_of(root, 3) == 3
     assert main(["inspect", str(root), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["newest"], [step["step"] for step in report["steps"]]) == (3, [9, 3, 2, 1])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,9 +48,9 @@ def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):
     assert model_files.newest_state(runs) == SavedFit(3, 4, is_behind=True)
 
 
-def saved(directory, step=40):
+def saved(directory, step=40, clock=40):
     """Let servers save a step there."""
-    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(directory, step)
+    SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1).save(directory, step, clock=clock)
 
 
 def test_a_directory_in_which_no_server_has_saved_is_no_state(tmp_path):
@@ -110,6 +114,12 @@ def made(config, batch_size):
     """Stand for a function of data."""
 
 
+def told_of_epochs(epochs=1):
+    """Expect to be told that a fit on what a function makes leaves out no epoch."""
+    text = rf"goes on from .*servers-00001 and trains all epochs={epochs}"
+    return pytest.warns(UserWarning, match=text)
+
+
 def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     (tmp_path / "runs").mkdir()
     runs = tmp_path / "runs"
@@ -147,7 +157,8 @@ def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
     ):
         with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
             ask()
-    estimator.fit(made)
+    with told_of_epochs():
+        estimator.fit(made)
     assert [each.resume for _, each in fits] == [True]
     estimator.save(str(tmp_path / "m.keras"))
 
@@ -187,7 +198,8 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     other.load_latest_checkpoint()
     with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
         other._trained()
-    other.fit(made)
+    with told_of_epochs():
+        other.fit(made)
     assert (fits[-1][0], fits[-1][1].resume) == (b"model 1", True)
     other.load_latest_checkpoint()
     assert other._trained().content == b"model 2"
@@ -219,13 +231,66 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
         estimator.load_latest_checkpoint()
     with pytest.raises(SettingsError, match="data must be a DataFrame"):
         estimator.fit([1])
-    estimator.fit(made)
+    with told_of_epochs() if is_asked_for else contextlib.nullcontext():
+        estimator.fit(made)
     last = fits[-1][1]
     assert (Path(last.checkpoint_dir).name, last.resume) == ("servers-00001", True)
     assert resumes_epochs(last) == is_asked_for
     assert estimator._trained().content == b"model 2"
     estimator.fit(made)
     assert not resumes_epochs(fits[-1][1])
+
+
+def test_a_first_fit_that_failed_is_begun_again_unless_told_to_go_on(tmp_path, fits, monkeypatch):
+    settings = FitSettings(cluster_size=3)
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+
+    def interrupted(*_: object) -> FitResult:
+        saved(tmp_path / "servers-00001")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(estimator_module, "fit_made", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(made)
+    other = copy.copy(estimator)
+    estimator.fit(made)
+    (tmp_path / "model-00002.keras").unlink()
+    other.load_latest_checkpoint()
+    with told_of_epochs(3):
+        other.fit(made, epochs=3)
+    found = [(Path(each.checkpoint_dir).name, each.resume) for _, each in fits]
+    assert found == [("servers-00002", False), ("servers-00001", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("sql.streaming.queryId", r"fit\(\) within foreachBatch: .*cluster\.stream\("),
+        ("spark.streaming.internal.batchTime", r"fit\(\) within foreachRDD: .*cluster\.train\("),
+        ("spark.scheduler.pool", None),
+    ],
+)
+def test_a_batch_of_a_stream_that_may_come_twice_is_not_fitted_on_what_servers_saved(
+    tmp_path, monkeypatch, name, instead
+):
+    """Whether or not the fit leaves out epochs."""
+    refused = functools.partial(pytest.raises, SettingsError, match=instead)
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"model", {}))
+    context = SimpleNamespace(getLocalProperty={name: "7"}.get)
+    frame = SimpleNamespace(
+        sparkSession=SimpleNamespace(sparkContext=context), mapInArrow=None, schema=None
+    )
+    asked = functools.partial(Estimator, ModelRecipe(content=b"first"), {})
+    kept = asked(FitSettings(cluster_size=3), str(tmp_path / "a"))
+    saved(tmp_path / "b" / "servers-00001")
+    behind = asked(FitSettings(cluster_size=3), str(tmp_path / "b"))
+    behind.load_latest_checkpoint()
+    for each in (kept, behind):
+        with refused() if instead else contextlib.nullcontext():
+            each.fit(frame, feature_cols="x", label_cols="y")
+    for each in (asked(FitSettings(), str(tmp_path)), asked(FitSettings(cluster_size=3), None)):
+        each.fit(frame, feature_cols="x", label_cols="y")
 
 
 def resumes_epochs(settings):
@@ -247,15 +312,15 @@ def test_a_fit_that_ends_before_its_servers_saved_again_keeps_its_model(tmp_path
     assert estimator._trained().content == b"model 1"
 
 
-@pytest.mark.parametrize("step", [39, None])
+@pytest.mark.parametrize("step", [39, 41, None])
 def test_servers_without_a_last_save_are_left_for_the_model(tmp_path, fits, monkeypatch, step):
-    """They would go back behind it."""
+    """They would go back behind it. A save's number may be above its updates."""
     settings = FitSettings(cluster_size=3)
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
 
     def trained(*_: object) -> FitResult:
         if step:
-            saved(tmp_path / "servers-00001", step)
+            saved(tmp_path / "servers-00001", step, clock=39)
         return FitResult(b"model 1", {}, updates=40)
 
     with monkeypatch.context() as patch:

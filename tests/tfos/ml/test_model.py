@@ -225,5 +225,7 @@ def test_a_model_takes_as_many_rows_as_it_is_told(monkeypatch):
     frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
     assert model._transform(frame).batch_size == 7
     assert model_of(y=(1,))._transform(frame).batch_size == 1024
+    with pytest.raises(SettingsError, match="predictBatchSize must be an int >= 1, got 0"):
+        KerasModel(b"not read").setPredictBatchSize(0)._transform(frame)
     taken = KerasEstimator(model_fn=object, predictBatchSize=9)._copyValues(KerasModel(b"m"))
     assert taken.getPredictBatchSize() == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 from tests.support.model_files import keras_file
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe
-from tfos.estimators.training import FitSettings
+from tfos.estimators.training import FitResult, FitSettings
 from tfos.orca import Estimator
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
@@ -57,6 +58,8 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
     for batch_size in (None, 9):
         estimator.predict(frame, "x", batch_size=batch_size)
     assert [each.batch_size for each in taken] == [1024, 9]
+    monkeypatch.setattr("tfos.orca.estimator.read_signature", _refused)
+    estimator._signature = None
     with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got -1"):
         estimator.predict(frame, "x", batch_size=-1)
 
@@ -168,6 +171,25 @@ def test_a_batch_of_all_workers_that_does_not_divide_is_told_with_what_a_step_ha
     assert estimator._of_fit(0, 1, 51, (), None).batch_size == 17
     with pytest.raises(SettingsError, match=r"batch_size=2 is of all 3 workers.*name 3 or more"):
         estimator._of_fit(0, 1, 2, (), None)
+
+
+def test_what_a_model_loses_is_told_at_the_line_that_asked_for_the_fit(monkeypatch):
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    monkeypatch.setattr("tfos.estimators.training._trained", lambda *_: FitResult(COMPILED, {}))
+    monkeypatch.setattr("tfos.estimators.training._check_frame", _refused)
+    recipe = dataclasses.replace(ONE_INPUT, has_trained=True)
+    for data in (made, frame_of(x=DoubleType())):
+        estimator = Estimator(recipe, {}, FitSettings(cluster_size=2), None)
+        with (
+            pytest.warns(UserWarning, match="this model has trained before") as told,
+            contextlib.suppress(SettingsError),
+        ):
+            estimator.fit(data, feature_cols="x", label_cols="x")
+        assert [each.filename for each in told] == [__file__]
+
+
+def _refused(*_: object) -> None:
+    raise SettingsError("no columns that fit")
 
 
 def test_rows_are_shuffled_by_the_seed_that_a_program_names():

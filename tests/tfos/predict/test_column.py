@@ -136,6 +136,8 @@ def test_a_plain_path_is_where_the_cluster_exports_to(
         with pytest.raises(Asked) as found:
             call()
         assert str(found.value) == whole.format(cwd=tmp_path)
+    with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got 0"):
+        predicted_by(frame, path, None, None, "error", 0)
 
 
 def test_an_output_of_unknown_rank_is_no_number():

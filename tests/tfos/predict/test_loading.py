@@ -94,6 +94,20 @@ def test_a_model_whose_file_is_the_same_is_not_read_again(tmp_path, made):
     assert [loading.loaded(each).call for each in (*signatures, second)] == made
 
 
+@pytest.mark.parametrize(
+    "name", ["saved_model.pb", "saved_model.pbtxt", "variables/variables.index", "assets/a/words"]
+)
+def test_a_saved_model_of_which_a_file_has_changed_is_another_one(tmp_path, name):
+    """The text of the graph is read where the bytes are not there."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    digests = []
+    for content in (b"first", b"second"):
+        file.write_bytes(content)
+        digests.append(loading._digest(tmp_path))
+    assert digests[0] != digests[1]
+
+
 def test_retries_after_a_model_has_changed_do_not_read_it_again(tmp_path, made):
     path = tmp_path / "m.keras"
     path.write_bytes(b"first")
