@@ -6,6 +6,7 @@ import pickle
 from typing import Any, get_args
 
 import cloudpickle
+import msgspec
 import numpy as np
 import pytest
 
@@ -93,9 +94,16 @@ def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost():
             assert fed == worker.channel.stats("input").fed_rows
 
 
-def test_two_workers_that_read_nothing_yet_share_evenly():
-    with workers(2) as both:
-        feeders = [background(feed_task(both), p, list(range(300))) for p in range(3)]
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_two_workers_that_read_nothing_yet_share_evenly(is_remote):
+    with workers(2, transport="tcp") as both:
+        task = feed_task(both)
+        if is_remote:
+            here, there = task.targets
+            remote = msgspec.structs.replace(there.endpoint, boot_id="")
+            there = msgspec.structs.replace(there, endpoint=remote)
+            task = dataclasses.replace(task, targets=(here, there))
+        feeders = [background(task, p, list(range(300))) for p in range(3)]
         reports = [feeder.result()[0] for feeder in feeders]
         shares = [sum(worker_rows(report)[worker.rank] for report in reports) for worker in both]
         assert sum(shares) == 900
