@@ -175,3 +175,18 @@ def test_a_directory_that_is_cut_in_a_store_has_no_last_file(model, monkeypatch,
     refuse_other_content(target)  # the next export may go there
     upload(model, target, last="saved_model.pb")
     assert files.exists(f"{place}/saved_model.pb")
+
+
+@pytest.mark.parametrize("odd", ["2026-01-01T10:00/events", "events:0"])
+def test_a_name_that_is_refused_in_the_old_directory_changes_nothing(model, tmp_path, odd):
+    place = f"memory://{secrets.token_hex(4)}/served"
+    target, files = parse(place), filesystem_for(place)
+    upload(model, target, last="saved_model.pb")
+    files.write(f"{place}/{odd}", lambda: iter([b"of another program"]))
+    before = {
+        name: files.status(f"{place}/{name}") for name in ("saved_model.pb", "variables/data", odd)
+    }
+    (model / "saved_model.pb").write_bytes(b"another graph")
+    with pytest.raises(PathError, match="cannot name a file below"):
+        upload(model, target, last="saved_model.pb")
+    assert {name: files.status(f"{place}/{name}") for name in before} == before
