@@ -366,7 +366,7 @@ def test_gone_hosts_are_waited_for_side_by_side_a_few_at_once(monkeypatch):
         for number in range(6)
     ]
     try:
-        greet(links, Hello("input"), 5.0)
+        greet(links, Hello(feed="input"), 5.0)
     finally:
         UNREACHABLE.clear()
     told = {link.lost.reason.partition(":")[0] for link in links if link.lost is not None}
