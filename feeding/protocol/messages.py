@@ -19,6 +19,7 @@ No reply is held longer than the request's `hold_s`: a live worker always answer
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -35,15 +36,23 @@ LIMITS = Limits(max_meta_bytes=1 << 20)
 """Of the connections between feeders and workers: a chunk's meta holds a schema."""
 MAX_RECALLED = 1000
 """Entries of one Recalled, so that its meta is small."""
+_ONE_VERSION = "install one version of tfos on all executors"
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_HOLD_S)]
 Meta = TypeVar("Meta")
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _HelloHead(msgspec.Struct, frozen=True, array_like=True, tag="Hello"):
+    """What a Hello of every version from 5 on begins with, so that each can tell another."""
+
+    version: int
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
     """A feeder asks for the state of a feed, and may claim a partition or reopen an epoch."""
 
-    feed: Name
     version: int = VERSION
+    """In the first place for good; see decode_request."""
+    feed: Name
     epoch: Count = 0
     partition: Count = 0
     exactly_once: bool = False
@@ -132,6 +141,35 @@ class Recalled(msgspec.Struct, frozen=True, array_like=True):
     ]
 
 
+def check_version(version: int) -> None:
+    """Refuse a feeder of another version.
+
+    Args:
+        version: of its Hello.
+
+    Raises:
+        ChunkError: it is not VERSION.
+    """
+    if version != VERSION:
+        raise ChunkError(
+            f"this worker speaks chunk version {VERSION}, this feeder {version}; {_ONE_VERSION}"
+        )
+
+
+def decode_request(meta: bytes) -> Request:
+    """Decode the meta of a request; a Hello that decodes may be of another version.
+
+    Raises:
+        ChunkError: the meta is of no request of this version; names the field, or both versions.
+    """
+    try:
+        return _REQUEST.decode(meta)
+    except BAD_META as error:
+        with suppress(*BAD_META):
+            check_version(_HELLO_HEAD.decode(meta).version)
+        raise ChunkError(f"not a feed request: {error}; {_ONE_VERSION}") from error
+
+
 def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[bytes], Meta]:
     """Return a function that decodes the meta of one kind of message.
 
@@ -153,7 +191,7 @@ def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[by
 
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-decode_request = _decoding(_REQUEST, "a feed request")
+_HELLO_HEAD = msgspec.msgpack.Decoder(_HelloHead)
 decode_status = _decoding(msgspec.msgpack.Decoder(FeedStatus), "a feed status")
 decode_results = _decoding(msgspec.msgpack.Decoder(Results), "results")
 decode_recalled = _decoding(msgspec.msgpack.Decoder(Recalled), "accepted rows")

@@ -77,11 +77,7 @@ class FeedHandler:
         call.reply(messages.encode(status))
 
     def _hello(self, request: Hello) -> FeedStatus:
-        if request.version != messages.VERSION:
-            raise ChunkError(
-                f"{self._state.worker} speaks chunk version {messages.VERSION}, this feeder "
-                f"{request.version}; install one version of tfos on all executors"
-            )
+        messages.check_version(request.version)
         with self._state.changed:
             self._state.check_open()
             queue = self._state.queue(request.feed)

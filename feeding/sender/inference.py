@@ -121,7 +121,7 @@ class InferenceFeeder:
             link.take_kept()
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
-        hello = Hello(self._feed)
+        hello = Hello(feed=self._feed)
         stall = Stall(self._config.feed_timeout_s)
         greet(self._links, hello, self._config.connect_timeout_s)
         while not any(link.alive for link in self._links):

@@ -55,13 +55,17 @@ def choose(links: Sequence[LinkView], chunk_bytes: int, rotation: int = 0) -> in
         return None
 
     slack_bytes = max(1, SLACK_CHUNKS * chunk_bytes)
+    known = [links[i] for i in wanted if links[i].unread_bytes is not None]
+    fewest = min((link.unread_bytes or 0 for link in known), default=0)
     # An unknown worker counts as the emptiest: each gets its turn, none is greeted before its turn.
-    known = [links[i].unread_bytes for i in wanted]
-    fewest = min((unread for unread in known if unread is not None), default=0)
+    # Of other hosts one must be known first: next to this host's, the emptiest known has no turn.
+    knows_remote = any(not link.local for link in known)
 
     def rank(index: int) -> tuple[int, bool, int, int]:
         link = links[index]
-        unread = fewest if link.unread_bytes is None else link.unread_bytes
+        unread = link.unread_bytes
+        if unread is None:
+            unread = fewest if link.local or knows_remote else 0
         # In steps of the slack: workers that read as fast as they are fed take turns.
         steps = unread // slack_bytes - link.local
         turn = (index - rotation) % len(links)

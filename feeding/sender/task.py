@@ -77,7 +77,7 @@ class FeedTask:
         if self.again is not None and not only:
             return
         hello = Hello(
-            self.feed,
+            feed=self.feed,
             epoch=self.epoch,
             partition=partition,
             exactly_once=self.exactly_once,

@@ -122,11 +122,12 @@ def structs_in(kinds: Any) -> set[type]:
 
 
 def declared_in(module: Any) -> set[type]:
-    """Return the structs that a module declares."""
+    """Return the structs that a module declares, without its private ones."""
     return {
         each
         for each in vars(module).values()
         if isinstance(each, type)
         and issubclass(each, msgspec.Struct)
         and each.__module__ == module.__name__
+        and not each.__name__.startswith("_")
     }

@@ -38,7 +38,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
 
     Raises:
         OSError, DataError: as replace_directory.
-        PathError: a file's name is refused.
+        PathError: a file's name is refused, here or in the existing one, which is unchanged.
     """
     fs = filesystem_for(str(target))
     if not source.is_dir():
@@ -145,6 +145,7 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
     Raises:
         OSError: the file system failed; what was there before is unchanged, or without `last`.
+        PathError: the name of a file in one of them is refused; what was there is unchanged.
         DataError: a directory whose files are moved one by one is more than 32 directories deep.
     """
     if not fs.renames_whole:
@@ -166,18 +167,19 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
 
 def _move_files(fs: FileSystem, staged: Location, target: Location, last: str) -> None:
     names, before = _files_below(fs, staged), _files_below(fs, target)
-    stale = {*before}.difference(names)
-    if last and last not in before:
-        stale.clear()  # they may be another program's
+    # All names before the first change: one that is refused leaves the old directory whole.
+    moves = {name: (staged.child(name), target.child(name)) for name in names}
+    old = [] if last and last not in before else before  # they may be another program's
+    stale = [target.child(name) for name in old if name not in moves]
+    last_move = moves.pop(last, None)
     if last in before:
         fs.delete(str(target.child(last)))
-    for name in names:
-        if name != last:
-            _move_file(fs, staged.child(name), target.child(name))
-    for name in stale:
-        fs.delete(str(target.child(name)))
-    if last in names:
-        _move_file(fs, staged.child(last), target.child(last))
+    for move in moves.values():
+        _move_file(fs, *move)
+    for place in stale:
+        fs.delete(str(place))
+    if last_move is not None:
+        _move_file(fs, *last_move)
     with suppress(OSError):
         fs.delete(str(staged), recursive=True)
 

@@ -148,7 +148,7 @@ def _values(buffer: Array, name: str, spans: Array) -> list[Any]:
     try:
         numbers = numbers_of(buffer, name, kind, spans, np.array([0, counts[0]]))
     except RecordDamage as damage:
-        raise DataError(f"record {damage.record}: {damage}") from None
+        raise DataError(f"the record: {damage}") from None
     return list(numbers.tolist())
 
 

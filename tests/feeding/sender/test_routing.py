@@ -30,6 +30,12 @@ TABLE = {
     "one that is not known counts as the emptiest": ([link(900, 1), link(400, 1), link(None)], 2),
     "and is left in peace while it is no one's turn": ([link(900), link(0), link(None, 1)], 1),
     "its own host's is preferred to it": ([link(None), link(300, local=True)], 1),
+    "until that has more than two chunks more": ([link(None), link(400, local=True)], 0),
+    "nothing is known of this host's either": ([link(None), link(None, local=True)], 1),
+    "one at a time: others are left in peace while one elsewhere is known": (
+        [link(500, local=True), link(500), link(None, 1)],
+        0,
+    ),
     "nothing is known of any": ([link(None), link(None)], 0),
     "one that drains says nothing of the others": (
         [link(0, draining=True), link(900, 1), link(None)],

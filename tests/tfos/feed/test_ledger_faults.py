@@ -151,7 +151,7 @@ def test_an_attempt_that_spark_gave_up_feeds_nothing_beside_the_one_after_it():
 def test_an_attempt_that_spark_gave_up_takes_its_claim_back_by_no_later_greeting():
     with workers(1) as (worker,):
         task = feed_task([worker], exactly_once=True)
-        hello = Hello("input", exactly_once=True)
+        hello = Hello(feed="input", exactly_once=True)
         packer = Packer(task.config)
         first = Feeder(task.targets, task.credentials(), task.config, packer, hello)
         (chunk,) = Packer(task.config).chunks(iter(ROWS[:10]))

@@ -14,9 +14,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from feeding.errors import PathError
+from feeding.filesystem.interface import FileStatus
 from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.walking import walk
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tfos.files.export_target import refuse_other_content
 from tfos.files.transfer import download, file_pieces, upload
@@ -175,3 +177,20 @@ def test_a_directory_that_is_cut_in_a_store_has_no_last_file(model, monkeypatch,
     refuse_other_content(target)  # the next export may go there
     upload(model, target, last="saved_model.pb")
     assert files.exists(f"{place}/saved_model.pb")
+
+
+@pytest.mark.parametrize("odd", ["2026-01-01T10:00/events", "events:0"])
+def test_a_name_that_is_refused_in_the_old_directory_changes_nothing(model, tmp_path, odd):
+    place = f"memory://{secrets.token_hex(4)}/served"
+    target, files = parse(place), filesystem_for(place)
+    upload(model, target, last="saved_model.pb")
+    files.write(f"{place}/{odd}", lambda: iter([b"of another program"]))
+
+    def there() -> list[FileStatus]:
+        return list(walk(files, place, lambda _: False))
+
+    before = there()
+    (model / "saved_model.pb").write_bytes(b"another graph")
+    with pytest.raises(PathError, match="cannot name a file below"):
+        upload(model, target, last="saved_model.pb")
+    assert there() == before
