@@ -17,12 +17,14 @@ from ps.errors import (
     RequestTimeout,
     ServerError,
     WorkerLost,
+    from_remote,
 )
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.metadata import pushed
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Number
 from rpc.errors import RemoteError
+from rpc.wire.frame import decode_error
 from tests.support.ps_cluster import (
     cluster,
     filled,
@@ -304,6 +306,33 @@ def test_a_push_that_comes_again_is_told_its_squares_again():
         bed.driver().worker_lost(0, 0)
         with pytest.raises(RemoteError, match="generation"):
             bring[0]()
+
+
+@pytest.mark.fault("F48")
+def test_a_refused_push_that_comes_again_is_told_its_refusal_again():
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        bed.workers(manifest, filled(manifest))
+        size = bed.servers[0]._service.life.loaded().dense.value_nbytes // 4
+        bring = [
+            partial(
+                raw_call,
+                bed,
+                0,
+                messages.Push(manifest.hash(), Number(9, 1), 4, HYPER, pull=True, wait_s=10.0),
+                [np.full(size, value, "f4")],
+                rank=rank,
+            )
+            for rank, value in enumerate((np.nan, 1.0))
+        ]
+        refused, taken = succeeded(run_all(*bring))
+        assert (refused.applied, taken.applied) == (False, True)
+        assert not taken.refusal
+        assert refused.has_squares, "of what the other worker has brought"
+        error = from_remote(decode_error(refused.refusal))
+        assert isinstance(error, NonFiniteGradient)
+        assert error.details["worker"] == "0"
+        assert bring[0]() == refused
 
 
 def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):
