@@ -17,7 +17,7 @@ import msgspec
 from ps.client.channel_stats import LinkCounters, LinkStats
 from ps.errors import PSError, PSSettingsError, client_closed
 from ps.protocol import messages
-from ps.protocol.messages import MAX_OPEN_BYTES
+from ps.protocol.messages import MAX_OPEN_BYTES, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint
@@ -282,6 +282,20 @@ class Channel:
         self._next_attempt_s = 0.0
         self._counters.refused += is_refused
         self._counters.latencies[request].add(time.monotonic() - begun_s)
+
+    def acked(self, ack: Ack, *, is_update: bool) -> None:
+        """Note what the answer to the last changing request says.
+
+        Args:
+            ack: the answer.
+            is_update: whether the request changes parameters.
+        """
+        self.acked_clock = max(self.acked_clock, ack.worker_clock)
+        if ack.refusal:
+            self._counters.refused += 1
+        else:
+            self.acknowledged = self.sequence
+            self.acked_updates += is_update
 
     def stats(self) -> LinkStats:
         """Return what was counted so far."""

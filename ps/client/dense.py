@@ -246,15 +246,16 @@ class DenseClient:
                 if packer is None
                 else self._packed(packer, whole(grads), tables)
             )
-        change = self._clipped_push.change if self._clipped_push else self._servers.change
+        in_rounds = self._clipped_push
+        change = in_rounds.change if in_rounds else self._servers.change
         if tables is not None:
             payloads = tables.around(payloads)
-            if self._clipped_push is None:
+            if in_rounds is None:
                 intos = tables.behind(intos)
             else:
-                change = partial(self._clipped_push.change, behind=tables.intos)
-        links = self._servers.links
-        with contextlib.nullcontext() if packer is None else packer.sending(links):
+                change = partial(in_rounds.change, behind=tables.intos)
+        num_applied = (in_rounds or self._servers).num_applied
+        with contextlib.nullcontext() if packer is None else packer.sending(num_applied):
             acks = change(request, payloads=payloads, intos=intos)
         return acks[0] if len(acks) == 1 else joined(acks)
 

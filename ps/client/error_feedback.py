@@ -6,22 +6,21 @@ retry (ps.client.server_group).
 Threads: as ps.client.server_group.
 
     packed = pack(gradient + left)       once per push: what is sent again has the same bytes
-    left   = gradient + left - packed    when its server has acknowledged it, else `left` stays
+    left   = gradient + left - packed    when its server has applied it, else `left` stays
 
-So for the pushes that a server has acknowledged, what it got plus what is left is the sum of the
+So for the pushes that a server has applied, what it got plus what is left is the sum of the
 gradients. A push that is refused leaves nothing behind. What is left ends with its client: a worker
 that is replaced starts with nothing left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ps.client.channel import Channel
 from ps.client.slices import Slice, slice_by_server, views_per_server
 from ps.compression.format import Compression, packed_nbytes
 from ps.errors import NonFiniteGradient
@@ -121,14 +120,18 @@ class ErrorFeedback:
         ]
 
     @contextmanager
-    def sending(self, links: Sequence[Channel]) -> Iterator[None]:
-        """Send what was packed in this block; what it left out counts where it is acknowledged."""
-        before = [link.acknowledged for link in links]
+    def sending(self, num_applied: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Send what was packed in this block; what it left out counts where it was applied.
+
+        Args:
+            num_applied: by server, how many gradients it has applied, as far as was told.
+        """
+        before = num_applied()
         try:
             yield
         finally:
-            pairs = zip(links, before, strict=True)
-            self._keep([link.server for link, last in pairs if link.acknowledged > last])
+            pairs = enumerate(zip(num_applied(), before, strict=True))
+            self._keep([server for server, (now, last) in pairs if now > last])
 
     def _keep(self, servers: Sequence[int]) -> None:
         if len(servers) == len(self._pieces):

@@ -313,7 +313,7 @@ def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
     if isinstance(outcome, Reply):
         call.succeed(outcome)
     elif isinstance(outcome, RemoteError):
-        _take_refusal(call, _named(from_remote(outcome), call.link))
+        _take_refusal(call, named(from_remote(outcome), call.link))
     elif isinstance(outcome, DeadlineExceeded):
         call.fail(_overdue(call, outcome))
     elif isinstance(outcome, ConnectionClosed):
@@ -349,7 +349,13 @@ def _take_refusal(call: OutgoingCall, error: PSError) -> None:
     call.postpone(error)
 
 
-def _named(error: PSError, link: Channel) -> PSError:
+def named(error: PSError, link: Channel) -> PSError:
+    """Return an error that says which server it is of.
+
+    Args:
+        error: as the server raised it.
+        link: to the server.
+    """
     error.details.setdefault("server", str(link.server))
     return error
 

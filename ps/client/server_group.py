@@ -162,6 +162,10 @@ class ServerGroup:
         """By rank, which start of each server gave the last answer; asks nobody."""
         return tuple(link.generation for link in self.links)
 
+    def num_applied(self) -> Sequence[int]:
+        """By rank, how many requests that change parameters each server has acknowledged."""
+        return [link.acked_updates for link in self.links]
+
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float | None = None
     ) -> list[Answer]:
@@ -289,9 +293,7 @@ class ServerGroup:
                 link = call.link
                 if call.reply is not None:
                     ack = messages.decode_ack(call.reply.meta)
-                    link.acknowledged = link.sequence
-                    link.acked_clock = max(link.acked_clock, ack.worker_clock)
-                    link.acked_updates += messages.is_update(call.request)
+                    link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
 

@@ -14,11 +14,14 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from ps.client.retry import named
 from ps.client.server_group import Buffers, ChangingRequest, ServerGroup
+from ps.errors import from_remote
 from ps.manifest.manifest import Manifest
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.protocol import messages
 from ps.protocol.messages import Ack, Number
+from rpc.wire.frame import decode_error
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +38,7 @@ class ClippedPush:
         self._servers = servers
         self._hash = manifest.hash()
         self._parts = [Norms(manifest).zeros() for _ in servers.links]
+        self._num_applied = [0] * len(servers.links)
 
     @classmethod
     def if_needed(
@@ -49,6 +53,10 @@ class ClippedPush:
         """
         in_parts = len(servers.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
         return cls(servers, manifest) if in_parts else None
+
+    def num_applied(self) -> Sequence[int]:
+        """By server, how many gradients of this worker it has applied, as far as was told."""
+        return self._num_applied
 
     def change(
         self,
@@ -66,6 +74,9 @@ class ClippedPush:
             intos: per server the views that receive fresh values.
             behind: per server the views that receive rows; those come with the first round, in
                 which they are updated.
+
+        Raises:
+            PSError: as ServerGroup.change; what a server refuses, once all others are settled.
         """
         no_rows: Sequence[Sequence[memoryview]] = [()] * len(self._parts)
         acks = self._servers.change(
@@ -77,6 +88,9 @@ class ClippedPush:
             ],
         )
         squares = self._sum(acks)
+        if squares is not None:
+            pairs = zip(self._num_applied, acks, strict=True)
+            self._num_applied = [count + ack.applied for count, ack in pairs]
         brought: Buffers = () if squares is None else (squares,)
 
         def settle(number: Number) -> messages.Settle:
@@ -92,6 +106,9 @@ class ClippedPush:
             payloads=[() if ack.is_late else brought for ack in acks],
             intos=intos,
         )
+        for link, ack in zip(self._servers.links, acks, strict=True):
+            if ack.refusal:
+                raise named(from_remote(decode_error(ack.refusal)), link)
         return acks
 
     def _sum(self, acks: Sequence[Ack]) -> Array | None:

@@ -456,7 +456,8 @@ class Ack(msgspec.Struct, frozen=True):
     clock: int
     """Updates of the parameters so far: pushes (async, ssp) or barriers (sync)."""
     applied: bool = False
-    """Whether the gradient is part of the parameters; true for a repeated push, false for null."""
+    """Whether the gradient is part of the parameters; true for a repeated push, false for null.
+    Of a refused one in two rounds: whether it is once those are over, if any is."""
     staleness: int = 0
     """Updates by others between this worker's last pull and this push."""
     has_squares: bool = False
@@ -465,6 +466,8 @@ class Ack(msgspec.Struct, frozen=True):
     """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
     is_late: bool = False
     """Of a push in two rounds: its clock is past or undone here, and nothing known of it."""
+    refusal: bytes = b""
+    """Of a push in two rounds that counts as present: the body of its error (rpc.wire.frame)."""
 
 
 WORKER_CLOCK = "worker_clock"

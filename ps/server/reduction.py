@@ -12,8 +12,8 @@ A norm is one of the whole mean gradient, of which a server has a part:
     2  each worker adds up the squares of all servers and sends the sum to every server: `settle`
        ──► the first to come makes this server scale and apply; all bring the same numbers
 
-What a reduction refuses, of rows too, is told in round 2: after a refusal in round 1 no worker
-would settle what the other servers keep.
+A push that is refused is told so in round 1 beside the squares (`Ack.refusal`), and its worker goes
+on to round 2: it may be the only one that can settle what other servers keep.
 
 A worker pushes again only after its own round 2, so the next barrier finds the gradient settled if
 one of its pushers lives. If none does, no client has an acknowledgement, so the push is dropped.
@@ -28,8 +28,8 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ from ps.consistency.waiting import StagedPushes
 from ps.dense.shard import DenseShard
 from ps.dense.staging import StagedGradient, StagingPool
 from ps.errors import NonFiniteGradient, NonFiniteUpdate, PushError
-from ps.manifest.manifest import Hyper
+from ps.manifest.manifest import Hyper, WorkerRank
+from ps.metadata import AttachedMetadata
 from ps.optim import kernels
 from ps.optim.clipping import Norms, servers_take_norms
 from ps.server.row_updates import PushedRows, RowUpdates
@@ -56,12 +57,14 @@ class _Reduced:
 
     clock: int
     hyper: Hyper
-    squares: Array | None = None
-    """Of its part here; None: the sum is not finite, so that no server may apply its part."""
-    gradient: StagedGradient | None = None
+    squares: Array
+    pushers: frozenset[WorkerRank]
+    gradient: StagedGradient | None
     """None once it was applied or dropped."""
-    error: PushError | None = None
-    """Why each of its pushers is refused, whatever was applied."""
+    metadata: list[AttachedMetadata] = field(default_factory=list)
+    """What its pushers have brought."""
+    error: NonFiniteUpdate | None = None
+    """Why each of its pushers is refused, though it was applied."""
 
 
 class Reduction:
@@ -127,18 +130,14 @@ class Reduction:
             NonFiniteGradient: finite gradients have an infinite sum; those buckets are unchanged,
                 with clipping by norm all of them.
             TableFull, IdError: some rows are unchanged.
-
-        In rounds it raises none of them: `settle` returns them.
         """
         started_s = time.perf_counter()
         refused: PushError | None = None
-        kept: _Reduced | None = None
         try:
             hyper = staged[0].hyper or Hyper(0.0)
             try:
                 if self._clips:
-                    kept = self._keep(clock, hyper)
-                    self._reduce_into(kept, staged)
+                    self._keep(staged, hyper, clock)
                 else:
                     self._apply_each(staged, hyper)
             except NonFiniteGradient as error:
@@ -147,9 +146,7 @@ class Reduction:
                 if push.tables is not None:
                     refused = self._apply_rows(staged, hyper) or refused
                     break
-            if kept is not None and self.in_rounds:
-                kept.error = refused
-            elif refused is not None:
+            if refused is not None:
                 raise refused
         finally:
             self._counters.applied(time.perf_counter() - started_s)
@@ -158,14 +155,24 @@ class Reduction:
         """Refuse squares that no gradient has; see ps.optim.clipping."""
         self._norms.check(squares)
 
-    def settle(self, clock: int, squares: Array | None) -> PushError | None:
-        """Apply the gradient of a clock if that has not happened; None: drop it.
+    def keep_metadata(self, brought: AttachedMetadata) -> None:
+        """Keep what a push brings that was just reduced: now, or once its gradient is applied."""
+        if self._last is None or self._last.gradient is None:
+            self._guard.metadata.put(brought.name, brought.text)
+        else:
+            self._last.metadata.append(brought)
 
-        Returns what `reduce` or the update refused, to each call for that clock.
+    def settle(
+        self, clock: int, squares: Array | None, worker: WorkerRank | None = None
+    ) -> NonFiniteUpdate | None:
+        """Apply the gradient of a clock if that has not happened, and keep what came with it.
+
+        Returns a NonFiniteUpdate where elements were left out, to each pusher of that clock.
 
         Args:
             clock: as the pushes were answered.
-            squares: of the whole gradient, summed over the servers.
+            squares: of the whole gradient, summed over the servers; None: drop it.
+            worker: who settles; None: this server does.
         """
         last = self._last
         if last is None or last.clock != clock:
@@ -174,11 +181,13 @@ class Reduction:
             gradient, last.gradient = last.gradient, None
             try:
                 if squares is not None:
-                    overflow = self._apply_scaled(gradient, last.hyper, squares)
-                    last.error = last.error or overflow
+                    last.error = self._apply_scaled(gradient, last.hyper, squares)
+                    for brought in last.metadata:
+                        self._guard.metadata.put(brought.name, brought.text)
             finally:
                 self._pool.give(gradient)
-        return None if last.error is None else last.error.again()
+        is_told = worker is None or worker in last.pushers
+        return last.error.again() if is_told and last.error is not None else None
 
     def _apply_each(self, staged: StagedPushes[StagedGradient], hyper: Hyper) -> None:
         gradients, shares, ones = _weighed(staged)
@@ -206,24 +215,19 @@ class Reduction:
         rows = [push.tables if isinstance(push.tables, PushedRows) else None for push in staged]
         # In hybrid they were applied as they arrived, so nothing is kept of them.
         if not any(each is not None and each.gradients for each in rows):
-            return _taken_overflow(rows) if self.in_rounds else None
+            return None
         refused = self._tables.reduce(rows, shares if self._is_mean else ones, hyper)
         return _after_reduction(refused) if isinstance(refused, NonFiniteGradient) else refused
 
-    def _keep(self, clock: int, hyper: Hyper) -> _Reduced:
-        """Begin the gradient of a clock in the place of the last one."""
+    def _keep(self, staged: StagedPushes[StagedGradient], hyper: Hyper, clock: int) -> None:
+        """Reduce into memory of its own, and take the squares."""
         if not self.is_settled and self._last is not None:
             _logger.warning(
-                "the gradient of clock %d is dropped: all workers that pushed it are gone, and "
+                "the gradient of clock %d is dropped: no worker that pushed it has settled it, and "
                 "none has an acknowledgement",
                 self._last.clock,
             )
             self.settle(self._last.clock, None)
-        self._last = kept = _Reduced(clock, hyper)
-        return kept
-
-    def _reduce_into(self, kept: _Reduced, staged: StagedPushes[StagedGradient]) -> None:
-        """Reduce into memory of its own, and take the squares."""
         mean, squares = self._pool.take(), self._norms.zeros()
         gradients, shares, ones = _weighed(staged)
         try:
@@ -236,8 +240,9 @@ class Reduction:
         except NonFiniteGradient as error:
             self._pool.give(mean)
             raise _after_reduction(error) from error
-        kept.squares, kept.gradient = squares, mean
-        if not self.in_rounds and (overflow := self.settle(kept.clock, squares)) is not None:
+        pushers = frozenset(push.id.worker for push in staged)
+        self._last = _Reduced(clock, hyper, squares, pushers, mean)
+        if not self.in_rounds and (overflow := self.settle(clock, squares)) is not None:
             raise overflow
 
     def _apply_scaled(
@@ -271,18 +276,6 @@ def _weighed(
     gradients = [push.gradient for push in staged if push.gradient is not None]
     num_rows = sum(map(_ROWS, staged))
     return gradients, [push.rows / num_rows for push in staged], [1.0] * len(staged)
-
-
-def _taken_overflow(rows: Sequence[PushedRows | None]) -> NonFiniteUpdate | None:
-    """Return the first overflow of rows that were applied as they arrived; none of them keeps it.
-
-    A push that kept it would be refused in round 1.
-    """
-    found: NonFiniteUpdate | None = None
-    for each in rows:
-        if each is not None:
-            found, each.overflow = found or each.overflow, None
-    return found
 
 
 def _after_reduction(error: NonFiniteGradient) -> NonFiniteGradient:

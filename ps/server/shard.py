@@ -67,6 +67,7 @@ from ps.stats.counters import Counters
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
 from rpc.client.connection import Buffer
+from rpc.wire.frame import encode_error
 
 Array = np.ndarray[Any, Any]
 
@@ -181,12 +182,13 @@ class ServingShard:
     def push(self, call: Incoming, request: messages.Push) -> None:
         """Take a gradient (or a null push) and answer when it is part of the parameters.
 
+        In two rounds a push that is refused is answered as others are: its worker settles, too.
+
         Args:
             call: the request at the listener, which is answered.
             request: its decoded meta.
         """
-        rows, worker, sent = self._check_push(call, request), WorkerRank(call.peer.rank), 0
-        deadline_s, number, gate = time.monotonic() + request.wait_s, request.number, self.gate
+        rows, number = self._check_push(call, request), request.number
         push: PendingPush[StagedGradient] = PendingPush(
             request_id(call.peer, number),
             request.rows,
@@ -195,6 +197,30 @@ class ServingShard:
             metadata=request.metadata,
             tables=rows,
         )
+        try:
+            self._push(call, request, push, rows)
+        except PSError as error:
+            clock = error.details.get(messages.WORKER_CLOCK)
+            if clock is None or not self.reduction.in_rounds:
+                raise
+            call.discard_rest()
+            # Rows may be refused alone.
+            applied = push.is_applied or push.gradient is not None
+            refusal = encode_error(error.code, error.message, error.details)
+            ack = Ack(int(clock), applied, worker_clock=int(clock), refusal=refusal)
+            ack, answer = self._squares(ack, push, pulls=request.pull)
+            self.tables.reply_refused(call, ack, answer, rows)
+
+    def _push(
+        self,
+        call: Incoming,
+        request: messages.Push,
+        push: PendingPush[StagedGradient],
+        rows: PushedRows | None,
+    ) -> None:
+        """Take a push, and answer unless it is refused."""
+        worker, sent = WorkerRank(call.peer.rank), 0
+        deadline_s, number, gate = time.monotonic() + request.wait_s, request.number, self.gate
         try:
             known = gate.begin_push(push, number.acknowledged, number.acked_updates, request.lag)
             if known is not None:
@@ -248,16 +274,16 @@ class ServingShard:
         squares = self._read_squares(call)
         number = request.number
         sender = request_id(call.peer, number)
-        refused: PushError | None = None
+        overflow: NonFiniteUpdate | None = None
         with self.gate.between_clocks():
             ticket = self.gate.begin(sender, *number.acked)
             if ticket.verdict is not Verdict.DUPLICATE:
-                refused = self.reduction.settle(request.clock, squares)
-                ticket.refuse(refused)
+                overflow = self.reduction.settle(request.clock, squares, sender.worker)
+                ticket.refuse(overflow)
                 ticket.complete()
             clock = self.gate.clock
-        if refused is not None:
-            raise refused
+        if overflow is not None:
+            raise overflow
         ack = Ack(clock, applied=squares is not None, worker_clock=clock)
         call.reply(messages.encode(ack), self._values if request.pull else ())
         if request.pull:
@@ -352,7 +378,7 @@ class ServingShard:
             text = f"{error.message}. It is not kept; the push counts at every server"
             push.ticket.refuse(PSSettingsError(text, {messages.WORKER_CLOCK: clock}))
         else:
-            self.metadata.put(brought.name, brought.text)
+            self.reduction.keep_metadata(brought)
 
     def _set_values(self, staged: StagedGradient) -> None:
         for index, bucket in enumerate(self.dense.owned):

@@ -158,7 +158,7 @@ class TableServing:
 
         Raises:
             NonFiniteUpdate: of rows that were applied before their groups (hybrid), which waited
-                for the barrier meanwhile; where a norm takes two rounds, `settle` tells instead.
+                for the barrier meanwhile.
             PSError: there is no permit for the next batch, or its worker has left.
         """
         self.end_batch(rows)
@@ -170,6 +170,20 @@ class TableServing:
         if rows.lookup is not None:
             self._gate.rows.look_up_next(push.ticket, rows.lookup)
         self._reply_rows(call, messages.encode(ack), first, rows.wanted)
+
+    def reply_refused(
+        self, call: Incoming, ack: Ack, first: Sequence[Buffer], rows: PushedRows | None
+    ) -> None:
+        """Answer a push that was refused; the rows that it asks for come as if for evaluation.
+
+        Args:
+            call: the request at the listener, which is answered.
+            ack: the answer.
+            first: what comes before the rows.
+            rows: of the request.
+        """
+        wanted = () if rows is None else rows.wanted
+        self._reply_rows(call, messages.encode(ack), first, wanted, training=False)
 
     def _check_pushed(self, numbers: Sequence[int], hyper: Hyper) -> None:
         for number in numbers:

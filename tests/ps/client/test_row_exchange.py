@@ -22,6 +22,7 @@ from ps.errors import (
 from ps.manifest.initializer_spec import Constant, RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper, Manifest
 from ps.manifest.table_spec import Admission
+from ps.protocol.messages import Ack
 from tests.support.ps_cluster import (
     ADD,
     Cluster,
@@ -511,33 +512,50 @@ def test_refused_rows_leave_clocks_whole_and_the_worker_goes_on(what: str, mode:
 
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize(
-    ("what", "mode"),
-    [("a full table", "sync"), ("an overflow", "sync"), ("an overflow", "hybrid")],
+    ("what", "mode", "is_applied"),
+    [
+        ("a full table", "sync", True),
+        ("an overflow", "sync", True),
+        ("an overflow", "hybrid", True),
+        ("a full table", "hybrid", False),  # the groups of a push that is refused on its way in
+        ("a NaN row", "sync", False),
+    ],
 )
-def test_rows_refused_before_the_norm_is_known_hold_back_no_clipped_gradient(what: str, mode: str):
+def test_rows_refused_before_the_norm_is_known_hold_back_no_clipped_gradient(
+    what: str, mode: str, is_applied: bool, caplog: pytest.LogCaptureFixture
+):
     spec, grads_of, error = REFUSED[what]
     rule = SGD(clipnorm=1.0)
     manifest = with_tables(spec, rule=rule, size=300, bucket_bytes=64, **MODES[mode])
-    with cluster(num_servers=2, num_workers=2) as bed:
-        clients = started(bed, manifest)
+    with cluster(num_servers=2, num_workers=2 + is_applied) as bed:
+        workers = started(bed, manifest)
+        clients, nulls = workers[:2], [worker.push_null for worker in workers[2:]]
         routed = clients[0].tables.route({"user": IDS})["user"]
         ids = routed.unique[
             routed.own(0)
         ]  # one server refuses, the other one has nothing to refuse
         batches = [Rows(client, user=ids).looked_up(client) for client in clients]
+        following = [Rows(client, user=ids[:2]) for client in clients]
         results = run_all(
             *(
-                partial(exchange, client, grads_of(batch), hyper=Hyper(10.0))
-                for client, batch in zip(clients, batches, strict=True)
-            )
+                partial(exchange, client, grads_of(batch), wanted, hyper=Hyper(10.0))
+                for client, batch, wanted in zip(clients, batches, following, strict=True)
+            ),
+            *nulls,
         )
-        assert [type(result) for result in results] == [error, error]
+        assert [type(result) for result in results] == [error, error, *[Ack] * len(nulls)]
         assert all(server._service.life.loaded().reduction.is_settled for server in bed.servers)
+        for client in clients:
+            assert client._dense._clipped_push is not None
+            assert client._dense._clipped_push.num_applied() == [int(is_applied)] * 2
         clipped = [np.full(count, -10.0 / count**0.5) for count in (100, 200)]
         found = bed.pulled(clients[0])["trainable"]
-        np.testing.assert_allclose(found, np.concatenate(clipped), rtol=1e-6)
-        values = succeeded(run_all(*(partial(exchange, client, None) for client in clients)))
+        expected = np.concatenate(clipped) if is_applied else np.zeros(300)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        pushes = [partial(exchange, client, None) for client in clients]
+        values = succeeded(run_all(*pushes, *nulls))
         assert (values[0]["trainable"] < found).all(), "the next push finds the clocks whole"
+    assert "is dropped" not in caplog.text
 
 
 @pytest.mark.fault("F48")

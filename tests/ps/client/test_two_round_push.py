@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from ps.errors import NonFiniteGradient, PSSettingsError, RequestTimeout, ServerError, WorkerLost
+from ps.errors import (
+    NonFiniteGradient,
+    NonFiniteUpdate,
+    PSSettingsError,
+    RequestTimeout,
+    ServerError,
+    WorkerLost,
+    from_remote,
+)
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from ps.metadata import pushed
 from ps.protocol import messages
-from ps.protocol.messages import Number
+from ps.protocol.messages import Ack, Number
 from rpc.errors import RemoteError
+from rpc.wire.frame import decode_error
 from tests.support.ps_cluster import (
     cluster,
     filled,
@@ -106,21 +118,87 @@ def test_a_gradient_refused_by_one_server_moves_none():
 
 
 @pytest.mark.fault("F48")
-def test_a_sum_that_overflows_on_one_server_is_dropped_by_all_at_once(caplog):
+@pytest.mark.parametrize("at", [0, -1], ids=["ps:0", "ps:1"])
+def test_a_sum_that_overflows_on_one_server_is_dropped_by_all_at_once(at, caplog):
     rule = RULES["clipnorm"]
     manifest = make_manifest(600, rule=rule, consistency="sync", reduction="sum")
+    huge = filled(manifest, 1.0)
+    huge["trainable"][at] = 3e38
+    with cluster(num_servers=2, num_workers=3) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        pushing, third = clients[:2], clients[2]
+        position = pushed("position", 1)
+        push: dict[str, Any] = {"hyper": HYPER, "rows": 4, "metadata": position}
+        results = run_all(*(partial(c.push, huge, **push) for c in pushing), third.push_null)
+        assert [type(result) for result in results] == [NonFiniteGradient, NonFiniteGradient, Ack]
+        assert {result.details["server"] for result in results[:2]} == {str(at % 2)}
+        assert sum(stats.refused for stats in pushing[0].link_stats()) == 1
+        assert all(server._service.life.loaded().reduction.is_settled for server in bed.servers)
+        assert not bed.pulled(third)["trainable"].any()
+        assert third.metadata() == {}, "it comes with the gradient, or not at all"
+        ones = filled(manifest, 1.0)
+        succeeded(run_all(*(partial(c.push, ones, **push) for c in pushing), third.push_null))
+        assert bed.pulled(third)["trainable"].all()
+        assert third.metadata() == {"position": 1}
+    assert "is dropped" not in caplog.text
+
+
+@pytest.mark.fault("F48")
+def test_a_refusal_outlives_the_server_that_told_it():
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync", reduction="sum")
     huge = filled(manifest, 1.0)
     huge["trainable"][-1] = 3e38
     with cluster(num_servers=2, num_workers=2) as bed:
         clients = bed.workers(manifest, filled(manifest))
+        for client in clients:
+            meets_servers_started_again(client)
         results = run_all(*(partial(c.push, huge, hyper=HYPER, rows=4) for c in clients))
         assert [type(result) for result in results] == [NonFiniteGradient] * 2
-        assert all(server._service.life.loaded().reduction.is_settled for server in bed.servers)
-        assert not bed.pulled(clients[0])["trainable"].any()
-        ones = filled(manifest, 1.0)
-        succeeded(run_all(*(partial(c.push, ones, hyper=HYPER, rows=4) for c in clients)))
-        assert bed.pulled(clients[0])["trainable"].all()
-    assert "is dropped" not in caplog.text
+
+
+def meets_servers_started_again(client):
+    """Let the second round find servers that know nothing of the first."""
+    change = client._servers.change
+
+    def forgotten(request, **options):
+        if is_second_round(request):
+            made = [partial(of_no_clock, make) for make in request]
+            return change(made, **{**options, "payloads": [()] * 2})
+        return change(request, **options)
+
+    def of_no_clock(make, number):
+        return msgspec.structs.replace(make(number), clock=0)
+
+    client._servers.change = forgotten
+
+
+@pytest.mark.fault("F48")
+def test_an_update_that_overflows_is_told_to_those_who_pushed_it():
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
+    ones = filled(manifest, 1.0)
+    with cluster(num_servers=2, num_workers=2) as bed:
+        first, second = bed.workers(manifest, filled(manifest, 3.4e38))
+        push = partial(first.push, {**ones, "trainable": -ones["trainable"]}, rows=4)
+        results = run_all(partial(push, hyper=Hyper(3e38)), second.push_null)
+        assert [type(result) for result in results] == [NonFiniteUpdate, Ack]
+        rounds = first._dense._clipped_push
+        assert rounds is not None
+        assert rounds.num_applied() == [1, 1], "but for some elements"
+
+
+@pytest.mark.fault("F48")
+def test_metadata_without_room_holds_back_no_clipped_gradient(monkeypatch):
+    monkeypatch.setattr("ps.metadata.MAX_ENTRIES", 0)
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        push: dict[str, Any] = {"hyper": HYPER, "rows": 4, "metadata": pushed("position", 1)}
+        grads = random_arrays(manifest, 1)
+        results = run_all(*(partial(c.push, grads, **push) for c in clients))
+        assert [type(result) for result in results] == [PSSettingsError] * 2
+        expected = -0.5 * clipped_mean(manifest, [grads], [4])
+        got = bed.pulled(clients[0])["trainable"]
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
 
 class Died(Exception):
@@ -228,6 +306,33 @@ def test_a_push_that_comes_again_is_told_its_squares_again():
         bed.driver().worker_lost(0, 0)
         with pytest.raises(RemoteError, match="generation"):
             bring[0]()
+
+
+@pytest.mark.fault("F48")
+def test_a_refused_push_that_comes_again_is_told_its_refusal_again():
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        bed.workers(manifest, filled(manifest))
+        size = bed.servers[0]._service.life.loaded().dense.value_nbytes // 4
+        bring = [
+            partial(
+                raw_call,
+                bed,
+                0,
+                messages.Push(manifest.hash(), Number(9, 1), 4, HYPER, pull=True, wait_s=10.0),
+                [np.full(size, value, "f4")],
+                rank=rank,
+            )
+            for rank, value in enumerate((np.nan, 1.0))
+        ]
+        refused, taken = succeeded(run_all(*bring))
+        assert (refused.applied, taken.applied) == (False, True)
+        assert not taken.refusal
+        assert refused.has_squares, "of what the other worker has brought"
+        error = from_remote(decode_error(refused.refusal))
+        assert isinstance(error, NonFiniteGradient)
+        assert error.details["worker"] == "0"
+        assert bring[0]() == refused
 
 
 def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):

@@ -354,3 +354,23 @@ def test_another_compression_is_another_manifest():
         bed.workers(compressed("int8"), filled(compressed("int8")))
         with pytest.raises(ManifestMismatch, match="expected compression int8, found fp16"):
             bed.client().seed(compressed("fp16"), filled(compressed("fp16")))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("at", [slice(100), slice(-100, None)], ids=["ps:0", "ps:1"])
+def test_a_clipped_gradient_that_all_drop_leaves_nothing_behind(kind: Compression, at: slice):
+    rule = SGD(clipnorm=1.0)
+    manifest = compressed(kind, rule=rule, consistency="sync", reduction="sum")
+    grads, huge = random_arrays(manifest, 1), random_arrays(manifest, 1)
+    huge["trainable"][at] = np.linspace(1e38, 3e38, 100)
+    with cluster("inproc", num_servers=2, num_workers=2) as bed:
+        clients = bed.workers(manifest, filled(manifest))
+        succeeded(run_all(*(partial(c.push, grads, hyper=HYPER, rows=4) for c in clients)))
+        before = [left_of(client).copy() for client in clients]
+        assert before[0].any()
+        results = run_all(*(partial(c.push, huge, hyper=HYPER, rows=4) for c in clients))
+        assert [type(result) for result in results] == [NonFiniteGradient] * 2
+        for client, left in zip(clients, before, strict=True):
+            np.testing.assert_array_equal(left_of(client), left)
+        succeeded(run_all(*(partial(c.push, grads, hyper=HYPER, rows=4) for c in clients)))
+        assert all((left_of(c) != left).any() for c, left in zip(clients, before, strict=True))
