@@ -544,8 +544,11 @@ def test_strings_are_not_compiled_by_xla():
         known.compile("sgd", "mse", jit_compile=True)
     known.fit(texts, y, verbose=0)
     unknown.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(UnsupportedModel, match=r"layers \['of_text'\], .* jit_compile=False"):
+    with pytest.raises(UnsupportedModel, match=r"strings \['x'\], .* jit_compile=False"):
         unknown.fit(texts, y, verbose=0)
+    batch = {"x": texts, "uid": texts, "number": y}
+    with pytest.raises(UnsupportedModel, match=r"strings \['x/uid', 'x/x'\], .* map\(\)"):
+        unknown.fit(batch, y, verbose=0)
 
 
 @pytest.mark.fault("F49")
