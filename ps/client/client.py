@@ -242,9 +242,12 @@ class PSClient:
         with self._lock:
             try:
                 num_updates = self._dense.seed(manifest, values, timeout_s)
-            except ManifestMismatch:  # perhaps of seeds that nobody gave
+            except ManifestMismatch:
                 limit_s = self.timeout_s if timeout_s is None else timeout_s
-                manifest = manifest.with_seeds_of(self._servers.fetch_manifest(timeout_s=limit_s))
+                served = manifest.with_seeds_of(self._servers.fetch_manifest(timeout_s=limit_s))
+                if served == manifest:
+                    raise
+                manifest = served
                 num_updates = self._dense.seed(manifest, values, timeout_s)
             self._adopt(manifest)
         return num_updates

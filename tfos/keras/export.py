@@ -26,6 +26,7 @@ from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
 from tfos.files.paths import refuse_container
+from tfos.keras.built import has_built_layers
 
 
 class PathContext(Protocol):
@@ -69,12 +70,18 @@ def export(
         The absolute path or URL that was written.
 
     Raises:
-        SettingsError: as `check_exportable`; or a path that is refused, or one in a container's
-            directory.
+        SettingsError: as `check_exportable`; a SavedModel of a model that was never called; or a
+            path that is refused, or one in a container's directory.
         OSError: the disk or the file system failed.
     """
     check_exportable(model)
     target = _location(ctx.absolute_path(os.fspath(path)))
+    if not (model.built or _is_file(target.name)):
+        raise SettingsError(
+            f"a SavedModel at {target} would be the call of {type(model).__name__}, and only its "
+            'layers were called; export to a path that ends in .keras, with tables="beside" where '
+            "it has Embeddings, or export the models that it is made of"
+        )
     refuse_container(target, "the model", os.environ)
     refuse_other_content(target)
     if target.scheme == LOCAL:
@@ -94,11 +101,11 @@ def check_exportable(model: object) -> None:
     """Refuse what has no weights to export.
 
     Raises:
-        SettingsError: not a Keras model, or one that was never built.
+        SettingsError: not a Keras model, or one that was never built, nor were all its layers.
     """
     if not isinstance(model, keras.Model):
         raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
-    if not model.built:
+    if not (model.built or has_built_layers(model)):
         raise SettingsError(
             "the model was never built, so it has no weights to export; train it first, or call "
             "model.build(input_shape)"

@@ -578,7 +578,8 @@ class NodeContext(PortedContext):
             beside the model.
 
         Raises:
-            SettingsError: not a Keras model, one that was never built, or a path that is refused.
+            SettingsError: not a Keras model, one that was never built, a SavedModel of one of which
+                only layers were called, or a path that is refused.
             UnsupportedModel: the rows cannot be inside; the text names the reason.
             ExportError: `since` is not a whole export of the same tables.
             ServerPhaseError: servers were started again in each of several scans of a table.

@@ -544,8 +544,11 @@ def test_strings_are_not_compiled_by_xla():
         known.compile("sgd", "mse", jit_compile=True)
     known.fit(texts, y, verbose=0)
     unknown.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(UnsupportedModel, match=r"layers \['of_text'\], .* jit_compile=False"):
+    with pytest.raises(UnsupportedModel, match=r"strings \['x'\], .* jit_compile=False"):
         unknown.fit(texts, y, verbose=0)
+    batch = {"x": texts, "uid": texts, "number": y}
+    with pytest.raises(UnsupportedModel, match=r"strings \['x/uid', 'x/x'\], .* map\(\)"):
+        unknown.fit(batch, y, verbose=0)
 
 
 @pytest.mark.fault("F49")
@@ -814,6 +817,27 @@ def test_an_export_of_values_that_no_server_has_or_of_no_values_is_refused(tmp_p
         with pytest.raises(SettingsError, match="the model was never built"):
             export_with_tables(unbuilt, tmp_path / "m.keras", context, tables=tables)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+def test_a_model_whose_train_step_calls_its_layers_alone_is_exported_beside_its_rows(tmp_path):
+    class Towers(keras.Model):  # type: ignore[misc]  # Keras has no types
+        def __init__(self):
+            super().__init__()
+            ids = keras.Input((3,), dtype="int64")
+            rows = Embedding(DIM, table="user", combiner="sum")(ids)
+            self.user = keras.Model(ids, keras.layers.Dense(1)(rows))
+
+    model = Towers()
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        with pytest.raises(SettingsError, match=r"call of Towers, .* tables=\"beside\""):
+            export_with_tables(model, tmp_path / "saved", context)
+        with pytest.raises(UnsupportedModel, match='tables="beside"'):
+            export_with_tables(model, tmp_path / "m.keras", context)
+        export_with_tables(model, tmp_path / "beside", context, tables="beside")
+    assert not model.built
+    assert [path.name for path in tmp_path.iterdir()] == ["beside"]
 
 
 def test_a_plain_copy_follows_each_call_of_a_layer(tmp_path):

@@ -360,6 +360,8 @@ def test_rows_that_are_excluded_from_weight_decay_keep_it_away_from_their_table(
     assert decays(var_list=layers[2].trainable_variables) == [0.5, None]
     with pytest.raises(UnsupportedModel, match=r"share the table 'x', .* \['embedding.*'\] alone"):
         decays(var_list=layers[0].trainable_variables)
+    layers.append(Embedding(DIM, table="z"))  # never called
+    assert decays(var_list=layers[2].trainable_variables) == [0.5, None, 0.5]
 
 
 def test_tables_without_a_seed_begin_with_vectors_of_their_own():

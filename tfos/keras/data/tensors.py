@@ -15,6 +15,7 @@ from keras import tree
 
 from feeding.columnar.batch import Ragged
 from tfos.errors import UnsupportedModel
+from tfos.keras.built import has_built_layers
 from tfos.keras.data.lists import explained
 
 
@@ -107,8 +108,7 @@ def build(model: Any, described: bytes) -> None:
 
 def is_built(model: Any) -> bool:
     """Whether all variables exist, so that they can be distributed before any batch."""
-    built = [layer.built for layer in model._flatten_layers(include_self=False)]
-    return all(built) and (model.built or bool(built)) and bool(model.trainable_variables)
+    return has_built_layers(model) and bool(model.trainable_variables)
 
 
 def _inputs(x: Any) -> Inputs:

@@ -130,7 +130,7 @@ def draw_apart(model: Any, rank: int) -> None:
 
 
 def as_served(manifest: Manifest, client: Any) -> Manifest:
-    """Return the manifest with buckets and names of servers that have parameters, or its own.
+    """Return the manifest with buckets, names and seeds of servers with parameters, or its own.
 
     Those that lack the seed of a lost chief have none: the next seed replaces it.
 
@@ -146,7 +146,8 @@ def as_served(manifest: Manifest, client: Any) -> Manifest:
     if client.is_filled():
         servers = client.attach()
         groups = tuple(_named_as(group, servers.groups) for group in manifest.groups)
-        return msgspec.structs.replace(manifest, groups=groups, bucket_bytes=servers.bucket_bytes)
+        named = msgspec.structs.replace(manifest, groups=groups, bucket_bytes=servers.bucket_bytes)
+        return named.with_seeds_of(servers)
     num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
     size = bucket_bytes_for(num_bytes, client.num_servers)
     return msgspec.structs.replace(manifest, bucket_bytes=size)

@@ -104,7 +104,7 @@ def _has_decay(table: str, layers: Sequence[Embedding], inner: Any) -> bool:
     found = {
         layer.name: bool(inner._use_weight_decay(layer.anchor.value))
         for layer in layers
-        if layer.table == table and layer.trainable
+        if layer.table == table and layer.trainable and layer.anchor is not None
     }
     if len(set(found.values())) > 1:
         excluded = [name for name, decays in found.items() if not decays]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from ps.errors import ManifestMismatch
 from ps.manifest.manifest import GroupSpec, Manifest, ParamSpec
 from ps.manifest.sharding import bucket_bytes_for
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, raw_seed
@@ -47,13 +49,42 @@ def test_the_buckets_of_servers_with_values_are_kept():
         assert as_served(MANIFEST, chief) == manifest
 
 
-def test_a_model_whose_tables_name_no_seed_fits_servers_of_any():
-    def seeded(seed: int | None) -> Manifest:
-        return with_tables(table(seed=seed), size=1000)
+def with_seed(seed: int | None) -> Manifest:
+    return with_tables(table(seed=seed), size=1000)
 
-    check_same(seeded(None), seeded(0))
+
+def test_a_model_whose_tables_name_no_seed_fits_servers_of_any():
+    check_same(with_seed(None), with_seed(0))
     with pytest.raises(UnsupportedModel, match="seed 1 and 0"):
-        check_same(seeded(1), seeded(0))
+        check_same(with_seed(1), with_seed(0))
+    with cluster("inproc", num_servers=1) as bed:
+        served = with_seed(0)
+        bed.client().seed(served, filled(served))
+        chief = bed.client(0, generation=1)
+        assert as_served(with_seed(None), chief) == served
+
+
+def test_values_go_a_second_time_only_where_seeds_of_tables_were_what_differed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with cluster("inproc", num_servers=1) as bed:
+        served = with_seed(0)
+        bed.client().seed(served, filled(served))
+        chief = bed.client(0, generation=1)
+        sent: list[Manifest] = []
+        send = chief._dense.seed
+
+        def counted(manifest: Manifest, *rest: Any) -> int:
+            sent.append(manifest)
+            return send(manifest, *rest)
+
+        monkeypatch.setattr(chief._dense, "seed", counted)
+        other = with_tables(table(seed=0), size=999)
+        with pytest.raises(ManifestMismatch, match=r"shape \(667,\), found \(666,\)"):
+            chief.seed(other, filled(other))
+        assert sent == [other]
+        chief.seed(with_seed(None), filled(served))
+        assert sent == [other, with_seed(None), served]
 
 
 def named(*names: str) -> Manifest:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras import tree
+
 from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras.compiled_call import CompiledCall
 from tfos.keras.data.label_shapes import check_labels
@@ -144,12 +146,18 @@ class GradientStep:
         """Refuse what would be an argument of the compiled step, although positions are used."""
         import tensorflow as tf
 
-        if any(getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(data)):
-            layers = [layer.name for layer in self._variables.embeddings if layer.takes_text]
+        parts = data if isinstance(data, tuple) else (data,)
+        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        strings = [
+            "/".join(map(str, path))
+            for path, leaf in tree.flatten_with_path(named)
+            if getattr(leaf, "dtype", None) == tf.string
+        ]
+        if strings:
             raise UnsupportedModel(
-                f"the batch has strings, for the layers {layers}, and XLA takes none; compile the "
-                "model with jit_compile=False, or hash the feature to integers before the model "
-                "gets it (keras.layers.Hashing)"
+                f"the batch has the strings {strings}, and XLA takes none; compile the model with "
+                "jit_compile=False, hash features to integers before the model gets them "
+                "(keras.layers.Hashing), or drop in map() what it does not use"
             )
 
     def _own_step(self, data: Any) -> tuple[Any, Captured]:
