@@ -58,14 +58,19 @@ def choose(links: Sequence[LinkView], chunk_bytes: int, rotation: int = 0) -> in
     known = [links[i] for i in wanted if links[i].unread_bytes is not None]
     fewest = min((link.unread_bytes or 0 for link in known), default=0)
     # An unknown worker counts as the emptiest: each gets its turn, none is greeted before its turn.
-    # Of other hosts one must be known first: next to this host's, the emptiest known has no turn.
-    knows_remote = any(not link.local for link in known)
+    # Of other hosts one must be known that can have the chunk: beside this host's, the emptiest
+    # known has no turn, and one that is full or hangs would keep all unknown ones aside.
+    has_remote = any(
+        not links[i].local
+        for i in eligible
+        if (unread := links[i].unread_bytes) is not None and unread <= fewest + slack_bytes
+    )
 
     def rank(index: int) -> tuple[int, bool, int, int]:
         link = links[index]
         unread = link.unread_bytes
         if unread is None:
-            unread = fewest if link.local or knows_remote else 0
+            unread = fewest if link.local or has_remote else 0
         # In steps of the slack: workers that read as fast as they are fed take turns.
         steps = unread // slack_bytes - link.local
         turn = (index - rotation) % len(links)

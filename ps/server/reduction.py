@@ -162,6 +162,16 @@ class Reduction:
         else:
             self._last.metadata.append(brought)
 
+    def has_part(self, clock: int, worker: WorkerRank) -> bool:
+        """Say whether this worker's gradient is part of what a clock was reduced to.
+
+        Args:
+            clock: as the push was answered.
+            worker: who pushed.
+        """
+        last = self._last
+        return last is not None and last.clock == clock and worker in last.pushers
+
     def settle(
         self, clock: int, squares: Array | None, worker: WorkerRank | None = None
     ) -> NonFiniteUpdate | None:

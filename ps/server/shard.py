@@ -204,8 +204,8 @@ class ServingShard:
             if clock is None or not self.reduction.in_rounds:
                 raise
             call.discard_rest()
-            # Rows may be refused alone.
-            applied = push.is_applied or push.gradient is not None
+            # Rows may be refused alone, and a copy of the request holds no gradient.
+            applied = self.reduction.has_part(int(clock), push.id.worker)
             refusal = encode_error(error.code, error.message, error.details)
             ack = Ack(int(clock), applied, worker_clock=int(clock), refusal=refusal)
             ack, answer = self._squares(ack, push, pulls=request.pull)

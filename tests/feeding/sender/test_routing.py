@@ -36,6 +36,18 @@ TABLE = {
         [link(500, local=True), link(500), link(None, 1)],
         0,
     ),
+    "one elsewhere that has much to read says nothing of those that are not known": (
+        [link(900, local=True), link(6400), link(None)],
+        2,
+    ),
+    "nor one that is full": (
+        [link(900, local=True), link(900, room=False, busy=True), link(None)],
+        2,
+    ),
+    "nor one that does not answer": (
+        [link(900, local=True), link(900, busy=True, responsive=False), link(None)],
+        2,
+    ),
     "nothing is known of any": ([link(None), link(None)], 0),
     "one that drains says nothing of the others": (
         [link(0, draining=True), link(900, 1), link(None)],

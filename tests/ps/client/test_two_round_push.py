@@ -335,6 +335,28 @@ def test_a_refused_push_that_comes_again_is_told_its_refusal_again():
         assert bring[0]() == refused
 
 
+@pytest.mark.fault("F48")
+def test_a_push_that_is_refused_but_for_its_gradient_has_it_applied_also_when_it_comes_again(
+    monkeypatch,
+):
+    monkeypatch.setattr("ps.metadata.MAX_ENTRIES", 0)
+    manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
+    with cluster(num_servers=2, num_workers=2) as bed:
+        bed.workers(manifest, filled(manifest))
+        size = bed.servers[0]._service.life.loaded().dense.value_nbytes // 4
+        without = messages.Push(manifest.hash(), Number(9, 1), 4, HYPER, pull=True, wait_s=10.0)
+        with_it = msgspec.structs.replace(without, metadata=pushed("position", 1))
+        bring = [
+            partial(raw_call, bed, 0, push, [np.ones(size, "f4")], rank=rank)
+            for rank, push in enumerate((with_it, without))
+        ]
+        refused, taken = succeeded(run_all(*bring))
+        assert refused.refusal
+        assert not taken.refusal
+        assert (refused.applied, refused.has_squares) == (True, True)
+        assert bring[0]() == refused
+
+
 def test_a_checkpoint_waits_for_the_second_round(tmp_path, monkeypatch):
     manifest = make_manifest(600, rule=RULES["clipnorm"], consistency="sync")
     grads = random_arrays(manifest, 1)
