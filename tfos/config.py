@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -25,6 +26,8 @@ from tfos.files import paths
 from tfos.files.inputs import InputFiles, check_names
 from tfos.metric_direction import higher_is_better
 
+_CUT_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)/(?!/)")
+"""What pathlib makes of a URL: `hdfs:/host/runs`."""
 _LEAST_RESTORE_S = 600.0
 """For a server that restores, which begins with kernels that it compiles."""
 _SERVER_AWAY_S = 300.0
@@ -418,6 +421,11 @@ def _take_path(owner: object, name: str) -> Any:
     place = getattr(owner, name)
     if isinstance(place, os.PathLike):
         place = os.fspath(place)
+        if isinstance(place, str) and (url := _CUT_URL.match(place)):
+            raise SettingsError(
+                f"{name}={place!r}: a path object cuts a slash of a URL; pass a str, such as "
+                f"{url[1] + '//…'!r}"
+            )
         object.__setattr__(owner, name, place)
     return place
 

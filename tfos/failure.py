@@ -8,7 +8,7 @@ Does not: make the record of a dead child (tfos.node.failure), describe it (tfos
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -65,8 +65,9 @@ NODE_SILENT = "NodeSilent"
 """`NodeFailure.error_type`: set by the driver for a node without heartbeats."""
 
 _RANK_LOST = "RankLost"
+_SERVER_SILENT = ("ServerGone", "RequestTimeout")
 _SYMPTOMS = (
-    *("WorkerLost", "ServerGone", "RequestTimeout"),  # of ps
+    *("WorkerLost", *_SERVER_SILENT),  # of ps
     *("PeerGone", "DeadlineExceeded", NODE_SILENT),
     _RANK_LOST,
 )
@@ -85,20 +86,30 @@ def is_symptom(failure: NodeFailure) -> bool:
     return _kind(failure) in _SYMPTOMS
 
 
-def cause_at(failures: Sequence[NodeFailure], place: int) -> int:
+def cause_at(failures: Sequence[NodeFailure], place: int, away: Collection[NodeId] = ()) -> int:
     """Return the place of the cause of a failure that ended a cluster: its own, unless a symptom.
 
     A symptom's cause may arrive behind it. What came before, the cluster has survived, so it is the
-    cause only of a lost rank, for which others wait as late as in their next collective call.
+    cause only where others wait for what was lost: of a lost rank, as late as in their next
+    collective call, and of a server that did not answer while it is started again.
 
     Args:
         failures: in order of arrival.
         place: of the failure, from 0.
+        away: parameter servers that are started again and are not back.
     """
+    if not is_symptom(failures[place]):
+        return place
+    kind = _kind(failures[place])
     causes = [at for at, each in enumerate(failures) if not is_symptom(each)]
-    behind = [at for at in causes if at >= place]
-    before = [at for at in causes if at < place and _kind(failures[place]) == _RANK_LOST]
-    return [*behind[:1], *before[-1:], place][0]
+    before = [
+        at
+        for at in causes
+        if at < place
+        and (kind == _RANK_LOST or (kind in _SERVER_SILENT and failures[at].node in away))
+    ]
+    behind = [at for at in causes if at > place]
+    return [*before[-1:], *behind[:1], place][0]
 
 
 def _kind(failure: NodeFailure) -> str:

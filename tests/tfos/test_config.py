@@ -104,6 +104,19 @@ def test_a_directory_may_be_a_path_wherever_one_is_named(place: Any):
     assert (*found, TensorBoardConfig(log_dir=place).log_dir) == ("/shared/7",) * 4
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda place: TensorBoardConfig(log_dir=place),
+        lambda place: Checkpoints(directory=place),
+        lambda place: ClusterConfig(output=place),
+    ],
+)
+def test_a_url_as_a_path_object_is_refused_with_what_to_pass(make: Any):
+    with pytest.raises(SettingsError, match=r"='hdfs:/nn/runs': .*pass a str, such as 'hdfs://…'"):
+        make(Path("hdfs://nn/runs"))
+
+
 def test_a_log_dir_that_is_no_path_is_refused_by_name():
     with pytest.raises(SettingsError, match="log_dir must be a directory or a URL, got 7"):
         TFCluster.reserve(None, 3, log_dir=7)  # type: ignore[arg-type]

@@ -191,7 +191,8 @@ class NodeJobs:
             lambda state: {name: member.attempt for name, member in state.members.items()}
         )
         for job, wanted in self._replacing.items():
-            if came[wanted.node.name] < wanted.first_attempt and not job.is_ended:
+            waits = came[wanted.node.name] < wanted.first_attempt and not job.is_ended
+            if waits and job.has_active_task() is False:
                 job.cancel(max(0.1, patience_s - time.monotonic()))
         for job in self._jobs:
             job.join(max(0.0, patience_s - time.monotonic()))

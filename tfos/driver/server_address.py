@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rpc.endpoint import is_wildcard
 from tfos.errors import SettingsError
 from tfos.spark.facts import SparkFacts
 
@@ -83,11 +84,13 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
     """
     wanted = server_host(environment, facts).told
     is_named = bool(environment.get(HOST_VARIABLE, "").strip())
-    if is_named and not (facts.loopback or environment.get(LOCAL_IP) or _address_here(wanted)):
+    has_own = not is_wildcard(environment.get(LOCAL_IP, "").strip("[]"))
+    if is_named and not (facts.loopback or has_own or _address_here(wanted)):
         raise SettingsError(
             f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
             "driver listen at that address, which is none of this host that others reach. Name an "
-            "address of this host's own, or leave driver_ps_nodes out: they run on executors then"
+            "address of this host's own (127.0.0.1 where all executors run here), or leave "
+            "driver_ps_nodes out: they run on executors then"
         )
 
 

@@ -55,6 +55,8 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         is_launching = _is_launching(free, running.get(name, 0))
         executors.append(ExecutorSlots(name, host, slots, busy, capacity, free, is_launching))
     expected, allowed = facts.expected_executors, facts.allowed_slots
+    if facts.may_have_more and len(executors) >= (expected or 0):
+        expected = None
     return Offer(tuple(executors), expected, task=task, allowed=allowed)
 
 

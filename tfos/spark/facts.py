@@ -102,7 +102,7 @@ class SparkFacts:
 
     @property
     def expected_executors(self) -> int | None:
-        """Number of executors that Spark asks for by itself; None: the configuration has none."""
+        """Number of executors that Spark keeps by itself; None: the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)
         if match and not self.is_dynamic:
             return int(match.group(1))
@@ -110,13 +110,16 @@ class SparkFacts:
             return 1
         if (fixed := fixed_executors(self.conf)) is not None:
             return fixed
-        if self.is_dynamic:  # as Spark adds them up; it ignores its default of instances here
-            names = ("dynamicAllocation.minExecutors", "dynamicAllocation.initialExecutors")
-            known = (*names, "executor.instances")
-            return max(int(self.conf.get(f"spark.{name}", "0")) for name in known) or None
+        if self.is_dynamic:  # those it begins with beyond the least are not asked for again
+            return int(self.conf.get("spark.dynamicAllocation.minExecutors", "0")) or None
         if self.master.startswith(("yarn", "k8s")):
             return int(self.conf.get("spark.executor.instances", "2"))
         return None
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether Spark may have more executors than `expected_executors`."""
+        return self.is_dynamic and not self.is_in_driver and fixed_executors(self.conf) is None
 
     @property
     def allowed_slots(self) -> int | None:

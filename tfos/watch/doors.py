@@ -142,9 +142,11 @@ def open_doors(
         SettingsError: the page's port is in use.
     """
     coordinator = job.coordinator
-    coordinator.at_close(coordinator.await_last_looks)
     coordinator.at_close(lambda: _record_end(job, console))
     page = _open_page(job, request, metrics, console)
+    if page is not None:
+        coordinator.at_close(page.note_end)
+    coordinator.at_close(coordinator.await_last_looks)
     if page is not None:
         coordinator.at_close(page.close)
     page_url = page.url if page is not None else ""

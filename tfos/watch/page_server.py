@@ -101,6 +101,8 @@ class JobPage:
         self._thread: threading.Thread | None = None
         self._looked = threading.Event()
         self._looked_s = -math.inf
+        self._last_look_s = math.inf
+        """Until when a reader's last look is awaited; set when the job ends."""
         self.url = ""
         """With the token."""
 
@@ -145,12 +147,20 @@ class JobPage:
         bound = listener.getsockname()[1]
         self.url = f"http://{bracketed(shown)}:{bound}/?token={access.token}"
 
+    def note_end(self) -> None:
+        """Take a look from now on for a reader's last: the job shows its end."""
+        now_s = time.monotonic()
+        self._looked.clear()
+        is_watched = now_s - self._looked_s < WATCHED_S
+        self._last_look_s = now_s + (LAST_LOOK_S if is_watched else 0.0)
+
     def close(self) -> None:
         """Stop listening and close all connections, after a reader's last look. Idempotent."""
         server, self._server = self._server, None
-        if server is not None and time.monotonic() - self._looked_s < WATCHED_S:
-            self._looked.clear()
-            self._looked.wait(LAST_LOOK_S)
+        if server is not None:
+            if self._last_look_s == math.inf:
+                self.note_end()
+            self._looked.wait(max(0.0, self._last_look_s - time.monotonic()))
         if server is not None and self._thread is not None:
             server.should_exit = True
             self._thread.join(_CLOSE_S)

@@ -15,7 +15,7 @@ import pytest
 from rpc.endpoint import Endpoint
 from tests.support.cluster_states import node_id, report_to, running
 from tests.support.waiting import wait_until
-from tfos.config import ClusterConfig, Restarts
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.authority import ClusterAuthority
@@ -231,6 +231,34 @@ def test_a_loss_that_the_cluster_has_survived_is_the_headline_of_a_lost_rank_alo
     assert error.num_earlier == kept.index(error.failures[0])
     assert failure in kept
     assert coordinator.read(lambda state: state.by_cause())[0] == error.failures
+
+
+def test_the_loss_of_a_server_that_is_not_back_is_the_cause_of_who_waits_for_it():
+    coordinator = Coordinator(plan(3, 1), ClusterConfig(), Console(enabled=False))
+    saves = ClusterConfig(checkpoints=Checkpoints(directory="/saves"), restarts=Restarts(ps=1))
+    coordinator._state = running(plan(3, 1), config=saves)
+    coordinator.replace_by(lambda wanted: None)
+    lost = NodeFailure(node_id("ps:0"), "h", 7, error_type=EXECUTOR_LOST)
+    report_to(coordinator, lost.node, messages.Failed(lost))
+    assert coordinator.phase is ClusterPhase.RUNNING
+    waits = NodeFailure(node_id("worker:1"), "h", 8, error_type="ps.errors.ServerGone")
+    report_to(coordinator, waits.node, messages.Failed(waits))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0] == lost
+
+
+def test_a_lost_rank_is_explained_by_the_loss_before_what_others_raise_for_it():
+    coordinator = Coordinator(plan(5, 1), ClusterConfig(), Console(enabled=False))
+    coordinator._state = running(plan(5, 1))
+    for name, kind in (("worker:3", EXECUTOR_LOST), ("worker:1", "RankLost")):
+        failure = NodeFailure(node_id(name), "h", 7, error_type=kind)
+        report_to(coordinator, failure.node, messages.Failed(failure))
+    wrapped = NodeFailure(node_id("worker:2"), "h", 7, error_type="RuntimeError", traceback="tb")
+    report_to(coordinator, wrapped.node, messages.Failed(wrapped))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0].error_type == EXECUTOR_LOST
 
 
 @pytest.mark.parametrize("place", [0, 30, 70, 120, 199])

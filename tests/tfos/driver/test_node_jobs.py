@@ -20,8 +20,12 @@ from tfos.topology import plan
 class Job:
     """A job that ends when its nodes have stopped, or when it is cancelled."""
 
-    def __init__(self, calls: list[str], name: str, *, is_ended: bool = False) -> None:
-        self._calls, self._name, self.is_ended = calls, name, is_ended
+    def __init__(self, calls: list[str], name: str, *, has_task: bool | None = True) -> None:
+        self._calls, self._name, self._has_task = calls, name, has_task
+        self.is_ended = False
+
+    def has_active_task(self) -> bool | None:
+        return self._has_task
 
     def join(self, timeout_s: float) -> bool:
         if not self.is_ended:
@@ -35,8 +39,12 @@ class Job:
         return True
 
 
-@pytest.mark.parametrize("has_come", [False, True])
-def test_a_job_that_waits_for_a_slot_for_a_new_attempt_is_not_waited_for(has_come: bool):
+@pytest.mark.parametrize(
+    ("has_task", "has_come"), [(False, False), (True, False), (None, False), (True, True)]
+)
+def test_a_job_that_waits_for_a_slot_for_a_new_attempt_is_not_waited_for(
+    has_task: bool | None, has_come: bool
+):
     coordinator = Coordinator(plan(3, 1), ClusterConfig(), Console(enabled=False))
     config = ClusterConfig(restarts=Restarts(workers=1))
     coordinator._state = state = running(plan(3, 1), config=config)
@@ -52,10 +60,10 @@ def test_a_job_that_waits_for_a_slot_for_a_new_attempt_is_not_waited_for(has_com
         state.on_register(messages.Register(again, "1", "h", 8), 0.0)
     calls: list[str] = []
     workers: Any = Job(calls, "workers")
-    restart: Any = Job(calls, "worker:1")
+    restart: Any = Job(calls, "worker:1", has_task=has_task)
     jobs._jobs = {workers: (), restart: (replace.node,)}
     jobs._replacing = {restart: replace}
     assert jobs.end(10.0)
-    first = [] if has_come else ["cancel worker:1"]
-    last = ["join worker:1"] if has_come else []
+    first = ["cancel worker:1"] if has_task is False else []
+    last = [] if has_task is False else ["join worker:1"]
     assert calls == [*first, "join workers", *last]

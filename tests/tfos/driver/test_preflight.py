@@ -166,7 +166,7 @@ def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(mast
     [
         ({"executor_instances": "7"}, 7),
         ({"dynamicAllocation_enabled": "true"}, None),
-        ({"dynamicAllocation_enabled": "true", "executor_instances": "7"}, 7),
+        ({"dynamicAllocation_enabled": "true", "executor_instances": "7"}, None),
         (
             {
                 "dynamicAllocation_enabled": "true",
@@ -182,12 +182,12 @@ def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(mast
                 "dynamicAllocation_initialExecutors": "4",
                 "executor_instances": "3",
             },
-            4,
+            1,
         ),
         ({"dynamicAllocation_initialExecutors": "4"}, 2),
     ],
 )
-def test_promised_executors_of_yarn_are_those_that_spark_asks_for(conf, expected):
+def test_promised_executors_of_yarn_are_those_that_spark_keeps(conf, expected):
     settings = {f"spark_{name}": value for name, value in conf.items()}
     assert _facts("yarn", **settings).expected_executors == expected
 

@@ -131,7 +131,7 @@ def test_servers_beside_the_driver_need_an_address_of_its_own(wanted: str, is_re
         else contextlib.nullcontext()
     )
     with refused:
-        check_servers_here(environment, _facts(host="10.0.0.1"))
+        check_servers_here({**environment, "SPARK_LOCAL_IP": "0.0.0.0"}, _facts(host="10.0.0.1"))
 
 
 def test_a_cluster_with_servers_beside_the_driver_is_refused_before_it_has_a_node(

@@ -34,7 +34,7 @@ def of(*items: Any) -> Any:
     return SimpleNamespace(iterator=lambda: Iterator(list(items)))
 
 
-def offer_of(executors: dict[str, tuple[int, int]]) -> Offer:
+def offer_of(executors: dict[str, tuple[int, int]], facts: SparkFacts = FACTS) -> Offer:
     """Return the offer of executors of 2 cores, by name: free cores and running tasks."""
     summaries = [
         SimpleNamespace(
@@ -61,7 +61,7 @@ def offer_of(executors: dict[str, tuple[int, int]]) -> Offer:
             runningTasksByExecutors=lambda: of(*running), backend=lambda: backend
         ),
     )
-    return read_offer(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: spark)), FACTS)
+    return read_offer(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: spark)), facts)
 
 
 @pytest.mark.fault("F18")
@@ -89,3 +89,17 @@ def test_executors_with_running_tasks_are_busy_as_far_as_they_are():
 )
 def test_a_standalone_master_gives_whole_executors(conf, allowed):
     assert SparkFacts("spark://h:7077", "app", conf, "file://").allowed_slots == allowed
+
+
+@pytest.mark.parametrize(
+    ("num_executors", "most", "expected"),
+    [(1, "20", 2), (2, "20", None), (3, "20", None), (2, "2", 2)],
+)
+def test_the_least_of_dynamic_allocation_is_awaited_and_not_taken_for_all(
+    num_executors: int, most: str, expected: int | None
+):
+    numbers = {"enabled": "true", "minExecutors": "2", "maxExecutors": most}
+    conf = {f"spark.dynamicAllocation.{name}": value for name, value in numbers.items()}
+    free = {str(number): (2, 0) for number in range(num_executors)}
+    offer = offer_of(free, SparkFacts("spark://h:7077", "app", conf, "file://"))
+    assert offer.expected == expected

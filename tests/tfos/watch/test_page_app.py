@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
@@ -261,6 +262,25 @@ def test_an_endless_head_is_refused(served):
     head = "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * 40_000
     with contextlib.suppress(ConnectionResetError):  # closed with bytes that it has not read
         assert _ask(_address(served), head).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.socket
+@pytest.mark.parametrize("looks_again", [False, True])
+def test_the_last_look_of_a_page_is_awaited_from_the_end_of_the_job_on(
+    served, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+):
+    now = [1000.0]
+    waited: list[float] = []
+    monkeypatch.setattr(page_server, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    served._note_look()
+    served.note_end()
+    now[0] += 2.0  # of a log's last look
+    if looks_again:
+        served._note_look()
+    monkeypatch.setattr(served._looked, "wait", waited.append)
+    served.close()
+    assert waited == [page_server.LAST_LOOK_S - 2.0]
+    assert served._looked.is_set() is looks_again
 
 
 @pytest.mark.socket

@@ -115,7 +115,8 @@ class ClusterView:
         Those are the last ones.
         """
         every = self.failures
-        place = cause_at(every, every.index(self.fatal[0])) if self.fatal else 0
+        away = [each.node for each in self.servers if each.status is NodeStatus.RESTARTING]
+        place = cause_at(every, every.index(self.fatal[0]), away) if self.fatal else 0
         return [*every[place:], *every[:place]], place
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:

@@ -1,6 +1,6 @@
 """Restart policy of a parameter server: the state that outlasts a dead child.
 
-Covers: the listening sockets, orders that the next one needs.
+Covers: the listening sockets, orders that the next one needs, whether that one restores.
 Does not: start or watch children (tfos.node.supervisor), decide how often and how soon
 (tfos.control.restarts.budget), load a checkpoint (tfos.node.ps_process).
 Runs in: the supervisor.      Threads: its main thread.
@@ -21,6 +21,7 @@ from rpc.transport.listen import bound_tcp
 from tfos.control import messages
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.failure import NodeFailure
+from tfos.node.child_link import HasBegun, ToServer
 from tfos.node.spec import NodeBundle
 
 
@@ -35,6 +36,10 @@ class ChildRestarts:
         config = bundle.settings.config
         is_restarted = bundle.node.is_ps and config.replaces_servers
         self._budget = RestartBudget(config.restarts.ps if is_restarted else 0)
+        self._is_ps = bundle.node.is_ps
+        self.has_begun: bool | None = None
+        """Whether the cluster has, for the next child; None until the driver has been reached."""
+        self._is_released = self._has_child = False
         self._started_s = 0.0
         self._orders: list[messages.AboutWorker] = []
         self._sockets: list[socket.socket] = []
@@ -75,20 +80,32 @@ class ChildRestarts:
 
     def note(self, order: messages.Order) -> None:
         """Keep an order if a later child must receive it as well, before it serves."""
+        if isinstance(order, messages.Start):
+            self._is_released = True
+            # A child that ended before it could hear of it has nothing that is missed.
+            self.has_begun = self.has_begun or self._has_child
         if self.limit and isinstance(order, messages.AboutWorker):
             self._orders.append(order)
 
-    def repeat_orders(self, tell: Callable[[messages.Order], None]) -> None:
-        """Repeat the kept orders to a new child."""
+    def tell_begun(self, tell: Callable[[ToServer], None]) -> None:
+        """Tell a server whether the cluster had begun before it."""
+        if self._is_ps and self.has_begun is not None:
+            tell(HasBegun(self.has_begun))
+
+    def repeat_orders(self, tell: Callable[[ToServer], None]) -> None:
+        """Tell a new child whether the cluster has begun, and repeat the kept orders to it."""
+        self.tell_begun(tell)
+        self.has_begun = self.has_begun or self._is_released  # for the child after this one
         for order in self._orders:
             tell(order)
 
     def note_start(self) -> None:
         """A child has started."""
-        self._started_s = time.monotonic()
+        self._started_s, self._has_child = time.monotonic(), True
 
     def take(self) -> float | None:
         """Use one restart; returns the seconds to wait before it, None when none is left."""
+        self._has_child = False
         return self._budget.take(self._started_s, time.monotonic())
 
     def report(self, failed: NodeFailure) -> messages.Restarted:

@@ -27,7 +27,7 @@ from tfos.control import messages
 from tfos.errors import LinkError
 from tfos.failure import EXECUTOR_LOST, GPU_UNUSABLE, NodeFailure, NodeId
 from tfos.node import failure, procfs
-from tfos.node.child_link import FromChild, HasBegun, Progress, Raised, ToServer
+from tfos.node.child_link import FromChild, Progress, Raised, ToServer
 from tfos.node.failure import Exit
 from tfos.node.process_exit import leave
 from tfos.node.spec import NO_KEYS, ChildSpec, LaunchStatus, State, SupervisorSpec
@@ -102,8 +102,6 @@ class Supervisor:
         """Registration sets it; until then the reporter has its own limit."""
         self._is_cut_off = False
         """The driver was never reached."""
-        self._has_begun: bool | None = None
-        """Whether the cluster has; None until the driver has been reached."""
         self._oom_kills = procfs.oom_kills()
         self._is_done = False
         """The child reported Done: main_fun returned, or the server ended as ordered."""
@@ -231,8 +229,8 @@ class Supervisor:
     def _on_notice(self, notice: Notice) -> None:
         match notice:
             case Registered(reply=reply):
-                self._has_begun = reply.has_begun
-                self._tell_begun()
+                self._restarts.has_begun = reply.has_begun
+                self._restarts.tell_begun(self._tell_child)
                 self._lease_s = reply.lease_s
                 # With the ticks before and after, it has ended by hang_s.
                 self._suspended_limit_s = max(_TICK_S, reply.hang_s - 2 * _TICK_S)
@@ -248,8 +246,6 @@ class Supervisor:
             case _:
                 if isinstance(notice, messages.Start):
                     self._release_task()
-                    # A child that ended before it could hear of it has nothing that is missed.
-                    self._has_begun = self._has_begun or self._child is not None
                 self._restarts.note(notice)
                 self._tell_child(notice)
 
@@ -407,12 +403,7 @@ class Supervisor:
     def _run_again(self) -> None:
         self._kill_reason, self._oom_kills = "", procfs.oom_kills()
         self._run_child()
-        self._tell_begun()
         self._restarts.repeat_orders(self._tell_child)
-
-    def _tell_begun(self) -> None:
-        if self._planned.is_ps and self._has_begun is not None:
-            self._tell_child(HasBegun(self._has_begun))
 
     def _failure_of(self, child: children.Child) -> NodeFailure:
         how = child.reap() or Exit(None, None)

@@ -11,6 +11,7 @@ from tfos.config import Checkpoints, Restarts
 from tfos.control import messages
 from tfos.control.restarts import budget
 from tfos.failure import NodeFailure, NodeId
+from tfos.node.child_link import HasBegun, ToServer
 from tfos.node.spec import NO_KEYS, NodeBundle
 from tfos.node.supervisor import restart_policy
 from tfos.node.supervisor.restart_policy import ChildRestarts
@@ -80,6 +81,30 @@ def test_the_next_server_hears_which_workers_nobody_has_to_wait_for(clock):
     lost, done = messages.FenceWorker(2, 0, "killed"), messages.WorkerDone(1)
     for order in (lost, messages.Flush("input", 0), done, messages.Stop("end")):
         made.note(order)
-    told: list[messages.Order] = []
+    told: list[ToServer] = []
     made.repeat_orders(told.append)
     assert told == [lost, done]
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(
+    ("start_in_pause", "told"),
+    [(False, [False, True, True]), (True, [False, False, True])],
+)
+def test_a_child_restores_if_one_before_it_has_run_in_a_cluster_that_had_begun(
+    clock: list[float], start_in_pause: bool, told: list[bool]
+):
+    made = restarts_of(3)
+    orders: list[ToServer] = []
+    made.note_start()
+    made.has_begun = False
+    made.tell_begun(orders.append)
+    if not start_in_pause:
+        made.note(messages.Start(()))
+    for _ in range(2):
+        made.take()
+        if start_in_pause and len(orders) == 1:
+            made.note(messages.Start(()))
+        made.note_start()
+        made.repeat_orders(orders.append)
+    assert orders == [HasBegun(yes) for yes in told]

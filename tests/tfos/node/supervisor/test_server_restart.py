@@ -80,13 +80,14 @@ def test_a_server_without_a_checkpoint_of_this_run_fails_typed_once_the_cluster_
     bed: NodeBed, tmp_path: Path
 ):
     plan = plan_for(tmp_path)
-    bed.start(bed.bundle("ps:0", checkpoints=plan, restarts=Restarts(ps=2)))
+    bundle = bed.bundle("ps:0", checkpoints=plan, restarts=Restarts(ps=2))
+    task = bed.start(bundle, hold_slot=False)
     bed.registered("ps:0")
     first_pid = bed.child_pid("ps:0")
     send_signal(first_pid, signal.SIGKILL)  # while other nodes register: nothing is lost
     second = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid))
     bed.release("ps:0")
-    bed.event("ps:0", messages.PhaseChanged, lambda event: event.phase == "serving")
+    task.wait()  # its supervisor has the order to start
     send_signal(second.child_pid, signal.SIGKILL)
     failed = bed.failure("ps:0")
     assert failed.error_type == "ps.errors.CheckpointError"
