@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import pathlib
+import weakref
 from types import SimpleNamespace
 
 import keras
@@ -108,6 +109,18 @@ def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_kera
     del models
     gc.collect()  # the rows are still where the second one has trained them
     np.testing.assert_allclose(fit_here(anew[0]), fit_here(anew[1]), rtol=1e-5)
+
+
+def test_the_server_of_a_lone_model_ends_with_the_model_that_was_asked_too():
+    model = make_model()
+    fit_here(model)
+    model.predict(X, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    context = weakref.ref(model.__dict__["_tfos_trainer"].ctx)
+    assert context() is not None
+    del model
+    gc.collect()
+    assert context() is None
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
