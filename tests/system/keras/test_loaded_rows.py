@@ -83,9 +83,11 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
             np.testing.assert_array_equal(one, other)
 
 
-def two_heads(shared: keras.layers.Layer) -> list[keras.Model]:
+def two_heads(shared: keras.layers.Layer, *more: keras.layers.Layer) -> list[keras.Model]:
     ids = keras.Input((3,), dtype="int64")
     vectors = keras.layers.Flatten()(shared(ids))
+    for layer in more:
+        vectors = layer(vectors)
     outs = [keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(vectors) for _ in "ab"]
     return [compiled(keras.Model(ids, out)) for out in outs]
 
@@ -103,12 +105,28 @@ def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_kera
         np.testing.assert_allclose(
             ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
         )
-    with pytest.raises(UnsupportedModel, match=r"'embedding.*' was trained by another model since"):
+    with pytest.raises(
+        UnsupportedModel, match=r"another model with the layer 'embedding.*' was fit"
+    ):
         fit_here(models[0])
     anew = [compiled(keras.Model(each[0].inputs, each[0].outputs)) for each in (models, plain)]
     del models
     gc.collect()  # the rows are still where the second one has trained them
     np.testing.assert_allclose(fit_here(anew[0]), fit_here(anew[1]), rtol=1e-5)
+
+
+def test_a_model_whose_dense_layers_another_has_trained_names_it_and_the_way_out():
+    models = two_heads(Embedding(DIM), keras.layers.Dense(2))
+    for model in models:
+        fit_here(model)
+    with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
+        fit_here(models[0])
+    with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
+        models[0].predict(X, verbose=0)
+    anew = compiled(keras.Model(models[0].inputs, models[0].outputs))
+    before = anew.predict(X, verbose=0)
+    fit_here(anew)
+    assert (anew.predict(X, verbose=0) != before).any()
 
 
 def test_the_server_of_a_lone_model_ends_with_the_model_that_was_asked_too():

@@ -103,7 +103,7 @@ class TableTraining:
         return rows
 
     def check_rows(self) -> None:
-        """Refuse tables whose layers another model has trained since.
+        """Refuse tables whose layers look their rows up at another model's since.
 
         Raises:
             UnsupportedModel: names a layer, and the way to go on with its rows.
@@ -111,7 +111,7 @@ class TableTraining:
         for layer in self._layers:
             if layer.source is not self._source:
                 raise UnsupportedModel(
-                    f"layer {layer.name!r} was trained by another model since this one's last "
+                    f"another model with the layer {layer.name!r} was fit since this one's last "
                     f"step, and its rows went there; the table {layer.table!r} of this model has "
                     "those of before. Build and compile this model anew from the same layers: "
                     "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
