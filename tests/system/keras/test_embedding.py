@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ps import rules
-from ps.errors import IdError
+from ps.errors import IdError, RequestTimeout
 from tests.support.keras_training import serving, together
 from tests.support.summed_gradients import SummedGradients
 from tfos import serving as serving_of_files
@@ -489,6 +489,28 @@ def test_a_frozen_layer_only_looks_up_and_a_step_sees_what_predict_sees(eagerly,
         found = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history["loss"]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         assert cluster.servers[0].stats().tables[0].rows == 9
+
+
+def test_a_frozen_tables_lookup_that_fails_ends_its_own_step_and_is_not_waited_for_twice():
+    x, y = data(128)
+    with serving() as cluster:
+        frozen = Embedding(DIM, table="user", trainable=False)
+        model = make_model(frozen, keras.optimizers.SGD(0.0))
+        distribute(model, cluster.contexts[0])
+        tables, calls = cluster.contexts[0].client.tables, []
+        look = tables.lookup_into
+
+        def failing(into, *, training):
+            calls.append(training)
+            if len(calls) == 2:
+                raise RequestTimeout("ps:0 does not answer")
+            return look(into, training=training)
+
+        vars(tables)["lookup_into"] = failing
+        with pytest.raises(RequestTimeout):
+            model.fit(x, y, batch_size=BATCH, verbose=0)
+        assert calls == [False, False]
+        assert model._tfos_trainer.steps == 1
 
 
 def test_two_layers_of_one_table_share_rows_and_settings():

@@ -6,8 +6,8 @@ Does not: trace (tfos.keras.embedding.ids_ahead), send (ps.client), read batches
 Threads: the thread that runs `fit`; `ServerRows` any.
 
 The rows of a batch come back with the push before it. Rows of the first batch, and of one that was
-not known when that push was sent, are looked up when its turn comes. Those of tables that are not
-trained are looked up as soon as the batch is known, as in evaluation.
+not known when that push was sent, are looked up when its turn comes; so are those of tables that
+are not trained, as in evaluation.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class TableTraining:
                 self._client.tables.lookup_into(into, training=True)
             rows.is_filled = True
         if rows is not None:
+            if frozen := rows.into(frozen=True):
+                self._client.tables.lookup_into(frozen, training=False)
             self._source.is_in_batch = bool(rows.into())
         return rows
 
@@ -194,10 +196,7 @@ class TableTraining:
                 raise _wrong_dtypes(
                     batch.values, [call.layer.name for call in ids.calls]
                 ) from error
-            rows = self._planner.plan(ids.calls, keys)
-            if frozen := rows.into(frozen=True):
-                self._client.tables.lookup_into(frozen, training=False)
-            batch.rows = rows
+            batch.rows = self._planner.plan(ids.calls, keys)
             for name, routed in batch.rows.routed.items():
                 self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows
