@@ -756,6 +756,17 @@ def test_early_stopping_that_restores_dense_weights_alone_is_refused(is_distribu
             model.fit(x, y, verbose=0, callbacks=given)
 
 
+def test_a_checkpoint_callback_whose_file_holds_no_rows_is_refused_before_the_first_step(tmp_path):
+    x, y = data(64)
+    model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+    save = keras.callbacks.ModelCheckpoint(tmp_path / "m.h5")
+    with pytest.raises(UnsupportedModel, match=r"m\.h5 would lack the rows .*\['user'\].*\.keras"):
+        model.fit(x, y, verbose=0, callbacks=[save])
+    assert model._tfos_trainer.steps == 0
+    save = keras.callbacks.ModelCheckpoint(tmp_path / "m.weights.h5", save_weights_only=True)
+    model.fit(x, y, verbose=0, callbacks=[save])
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
     x, y = data(BATCH)
