@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ps import rules
-from ps.errors import IdError
+from ps.errors import IdError, RequestTimeout
 from tests.support.keras_training import serving, together
 from tests.support.summed_gradients import SummedGradients
 from tfos import serving as serving_of_files
@@ -491,6 +491,28 @@ def test_a_frozen_layer_only_looks_up_and_a_step_sees_what_predict_sees(eagerly,
         assert cluster.servers[0].stats().tables[0].rows == 9
 
 
+def test_a_frozen_tables_lookup_that_fails_ends_its_own_step_and_is_not_waited_for_twice():
+    x, y = data(128)
+    with serving() as cluster:
+        frozen = Embedding(DIM, table="user", trainable=False)
+        model = make_model(frozen, keras.optimizers.SGD(0.0))
+        distribute(model, cluster.contexts[0])
+        tables, calls = cluster.contexts[0].client.tables, []
+        look = tables.lookup_into
+
+        def failing(into, *, training):
+            calls.append(training)
+            if len(calls) == 2:
+                raise RequestTimeout("ps:0 does not answer")
+            return look(into, training=training)
+
+        vars(tables)["lookup_into"] = failing
+        with pytest.raises(RequestTimeout):
+            model.fit(x, y, batch_size=BATCH, verbose=0)
+        assert calls == [False, False]
+        assert model._tfos_trainer.steps == 1
+
+
 def test_two_layers_of_one_table_share_rows_and_settings():
     ids = keras.Input((2,), dtype="int64")
     pair = [Embedding(DIM, table="x", seed=seed)(ids) for seed in (1, 2)]
@@ -735,6 +757,17 @@ def test_early_stopping_that_restores_dense_weights_alone_is_refused(is_distribu
         given = forms.get(form) or keras.callbacks.CallbackList([stop], model=model)
         with pytest.raises(SettingsError, match=r"rows of the last one; .*keep_best"):
             model.fit(x, y, verbose=0, callbacks=given)
+
+
+def test_a_checkpoint_callback_whose_file_holds_no_rows_is_refused_before_the_first_step(tmp_path):
+    x, y = data(64)
+    model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+    save = keras.callbacks.ModelCheckpoint(tmp_path / "m.h5")
+    with pytest.raises(UnsupportedModel, match=r"m\.h5 would lack the rows .*\['user'\].*\.keras"):
+        model.fit(x, y, verbose=0, callbacks=[save])
+    assert model._tfos_trainer.steps == 0
+    save = keras.callbacks.ModelCheckpoint(tmp_path / "m.weights.h5", save_weights_only=True)
+    model.fit(x, y, verbose=0, callbacks=[save])
 
 
 @pytest.mark.parametrize("eagerly", [False, True])

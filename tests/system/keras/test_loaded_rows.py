@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import pathlib
+import weakref
 from types import SimpleNamespace
 
 import keras
@@ -19,8 +20,10 @@ from tests.support.tables import table, table_kernels_loaded, with_tables
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
+from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
+from tfos.keras.step.tables import ServerRows
 from tfos.serving import read_rows
 
 tf = pytest.importorskip("tensorflow")
@@ -82,9 +85,11 @@ def test_a_saved_model_goes_on_with_the_numbers_of_an_unbroken_run(tmp_path: pat
             np.testing.assert_array_equal(one, other)
 
 
-def two_heads(shared: keras.layers.Layer) -> list[keras.Model]:
+def two_heads(shared: keras.layers.Layer, *more: keras.layers.Layer) -> list[keras.Model]:
     ids = keras.Input((3,), dtype="int64")
     vectors = keras.layers.Flatten()(shared(ids))
+    for layer in more:
+        vectors = layer(vectors)
     outs = [keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(vectors) for _ in "ab"]
     return [compiled(keras.Model(ids, out)) for out in outs]
 
@@ -102,12 +107,92 @@ def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_kera
         np.testing.assert_allclose(
             ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
         )
-    with pytest.raises(UnsupportedModel, match=r"'embedding.*' was trained by another model since"):
+    with pytest.raises(
+        UnsupportedModel, match=r"another model with the layer 'embedding.*' was fit"
+    ):
         fit_here(models[0])
     anew = [compiled(keras.Model(each[0].inputs, each[0].outputs)) for each in (models, plain)]
     del models
     gc.collect()  # the rows are still where the second one has trained them
     np.testing.assert_allclose(fit_here(anew[0]), fit_here(anew[1]), rtol=1e-5)
+
+
+def test_a_model_whose_dense_layers_another_has_trained_names_it_and_the_way_out():
+    models = two_heads(Embedding(DIM), keras.layers.Dense(2))
+    for model in models:
+        fit_here(model)
+    with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
+        fit_here(models[0])
+    with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
+        models[0].predict(X, verbose=0)
+    anew = compiled(keras.Model(models[0].inputs, models[0].outputs))
+    before = anew.predict(X, verbose=0)
+    fit_here(anew)
+    assert (anew.predict(X, verbose=0) != before).any()
+
+
+def test_rows_whose_servers_have_ended_are_refused_by_the_layers_name():
+    layer = Embedding(DIM, name="who", table="user")
+    with serving() as cluster:
+        fitted(two_heads(layer)[0], slice(0, 16), cluster.contexts[0])
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match=r"'who' has the rows .* have ended.* a new Em"):
+            fit_here(two_heads(layer)[0])
+
+
+def test_a_first_fit_that_breaks_off_leaves_a_layer_its_rows(monkeypatch):
+    layer = Embedding(DIM)
+    layer.bind(LoadedRows(np.arange(9), np.ones((9, DIM), "float32"), layer.settings))
+    model = two_heads(layer)[0]
+    expected = model.predict(X, verbose=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("tfos.keras.fit.distribute._install", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit_here(model)
+    assert isinstance(layer.source, LoadedRows)
+    np.testing.assert_array_equal(model.predict(X, verbose=0), expected)
+    fit_here(model)
+
+
+def test_all_that_layers_of_one_table_have_begins_it_and_more_may_be_loaded(monkeypatch):
+    layers = [Embedding(DIM, table="user") for _ in range(3)]
+    rest = [Embedding(DIM, table="item", trainable=False)]
+    for layer, x in zip([*layers[:2], *rest], (0, 7, 3), strict=True):
+        two_heads(layer)[0].fit(np.full((8, 3), x), Y[:8], verbose=0)
+    layers[2].bind(layers[1].source)
+    trained = [layer(np.array(x)).numpy() for layer, x in zip(layers, (0, 7), strict=False)]
+    dumps = []
+    dump = ServerRows.dump
+
+    def noting_dump(self, table, limit_bytes):
+        dumps.append(table)
+        return dump(self, table, limit_bytes)
+
+    monkeypatch.setattr(ServerRows, "dump", noting_dump)
+    ids = keras.Input((3,), dtype="int64")
+    vectors = keras.layers.Concatenate()([layer(ids) for layer in (*layers, *rest)])
+    model = compiled(keras.Model(ids, keras.layers.Dense(1)(vectors)))
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        assert dumps == ["user", "user", "item"]
+        assert sorted(table_of(cluster)) == [0, 7]
+        client = cluster.contexts[0].client
+        np.testing.assert_array_equal(client.tables.lookup({"user": [0, 7]})["user"], trained)
+        for table, added in (("item", 2), ("user", 1), ("user", 0)):
+            new = [([0, 1], np.ones((2, DIM), "float32"))]
+            assert load_rows(client, table, new, is_chief=True) == added
+
+
+def test_the_server_of_a_lone_model_ends_with_the_model_that_was_asked_too():
+    model = make_model()
+    fit_here(model)
+    model.predict(X, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    context = weakref.ref(model.__dict__["_tfos_trainer"].ctx)
+    assert context() is not None
+    del model
+    gc.collect()
+    assert context() is None
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
@@ -140,15 +225,19 @@ def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, m
     with serving(num_workers=2) as cluster:
         together(work, 2)
         assert {number: row.tobytes() for number, row in zip(rows, seen[1], strict=True)} == rows
-        assert cluster.contexts[0].client.metadata()[METADATA_NAME] == {"user": "loaded"}
+        assert cluster.contexts[0].client.metadata()[METADATA_NAME] == {"user": "begun"}
 
 
-def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(tmp_path: pathlib.Path, caplog):
+@pytest.mark.parametrize("states", [{}, {"user": "begun"}], ids=["never loaded", "of layers"])
+def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(
+    tmp_path: pathlib.Path, caplog, states
+):
     rows = [(np.arange(500), np.ones((500, DIM), "float32"))]
     with serving() as cluster:
         client = (
             fitted(make_model(), slice(0, 16), cluster.contexts[0]).__dict__["_tfos_trainer"].client
         )
+        client.set_metadata(METADATA_NAME, states)
         client.save(tmp_path, 3)
     caplog.set_level(logging.INFO, "tfos")
     for _ in range(2):
@@ -159,6 +248,7 @@ def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(tmp_path: pathlib.P
             distribute(make_model(), cluster.contexts[0], consistency="sync")
             assert load_rows(client, "user", rows, is_chief=True) == 0
             assert table_of(cluster) == before
+            assert client.metadata()[METADATA_NAME] == {"user": "loaded"}  # others wait for it
             client.save(tmp_path, None)
     assert "'user': no rows are loaded: the training resumes from step 3, whose" in caplog.text
     assert "loaded before, in this training or in the one that it resumes" in caplog.text

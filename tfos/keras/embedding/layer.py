@@ -381,17 +381,30 @@ def takes_ids(model: Any) -> tuple[bool, ...]:
     return cast_ids.takes_ids(model, Embedding)
 
 
-def _with_rows(save: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_tables(model: Any, filepath: Any) -> None:
+    """Refuse to save a model with tables to an HDF5 file.
+
+    Args:
+        model: any.
+        filepath: of the file.
+
+    Raises:
+        UnsupportedModel: names the file and the tables.
+    """
+    if has_tables(model):
+        tables = sorted({layer.table for layer in embeddings_in(model)})
+        raise UnsupportedModel(
+            f"{filepath} would lack the rows of the model's tables {tables}, which HDF5 files "
+            "do not hold; save the model to a file whose name ends in .keras"
+        )
+
+
+def _refusing_tables(save: Callable[..., Any]) -> Callable[..., Any]:
     """Return Keras' save to HDF5, which asks no layer what it saves, for models without tables."""
 
     @functools.wraps(save)
     def save_model_to_hdf5(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_tables(model):
-            tables = sorted({layer.table for layer in embeddings_in(model)})
-            raise UnsupportedModel(
-                f"{filepath} would lack the rows of the model's tables {tables}, which HDF5 files "
-                "do not hold; save the model to a file whose name ends in .keras"
-            )
+        refuse_tables(model, filepath)
         return save(model, filepath, *args, **kwargs)
 
     return save_model_to_hdf5
@@ -405,7 +418,7 @@ keras.Model.make_predict_function = keras_loops.making(
 )
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
 _hdf5 = keras.src.legacy.saving.legacy_h5_format
-_hdf5.save_model_to_hdf5 = _with_rows(_hdf5.save_model_to_hdf5)
+_hdf5.save_model_to_hdf5 = _refusing_tables(_hdf5.save_model_to_hdf5)
 _Archive = type(keras.export.ExportArchive())  # that of the backend
 _Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)

@@ -13,6 +13,9 @@ The metadata is in every checkpoint, so a training that resumes knows that its r
 and a chief that is started again goes on: an id that has a row keeps it. It holds for the run: the
 others hear of it also where ps:0 was restarted from a checkpoint before it.
 
+Rows that layers bring are "begun" instead: for the other workers as "loaded", while a call of
+`ctx.load_rows` still adds those of the ids that have none.
+
 A server that is started again has the rows of its checkpoint, and nothing counts those that it has
 lost. So the rows are saved before they count as loaded, and loaded again if a server was started
 again before that. What is not safe yet is "unsafe": training goes on, and the next call loads them.
@@ -25,16 +28,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from ps.errors import ClosedError, ServerGone
+from ps.manifest.table_spec import TableSpec
 from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
-from tfos.errors import RequestTimeout
+from tfos.errors import RequestTimeout, UnsupportedModel
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES, Embedding
+from tfos.keras.embedding.sources import NO_ROWS
 
 METADATA_NAME = "loaded_rows"
-LOADING, UNSAFE, LOADED = "loading", "unsafe", "loaded"
-"""UNSAFE: as LOADED for the other workers; some of the rows may be lost, so a call loads again."""
+LOADING, UNSAFE, BEGUN, LOADED = "loading", "unsafe", "begun", "loaded"
+"""UNSAFE: as LOADED for the other workers; some of the rows may be lost, so a call loads again.
+BEGUN: the rows of layers are loaded; a call loads its own as well."""
 LOOK_S = 0.25
 LOAD_TIMEOUT_S = 86_400.0
 """For the chief's whole load. A chief that fails ends the cluster before."""
@@ -84,20 +93,9 @@ def load_rows(
     """
     client.tables.route({table: ()})  # refuses a table that is not there
     if not is_chief:
-        _wait_for_chief(client, table)
+        _wait_for_chief(client, table, LOADED)
         return 0
-    states = dict(client.metadata().get(METADATA_NAME) or {})
-    if reason := _why_not(client, states.get(table)):
-        _logger.info("table %r: no rows are loaded: %s", table, reason)
-        added = 0
-    else:
-        client.set_metadata(METADATA_NAME, states | {table: LOADING}, of_run=True)
-        added, is_safe = _load_whole(client, table, batches, save)
-        if not is_safe:
-            client.set_metadata(METADATA_NAME, states | {table: UNSAFE}, of_run=True)
-            return added
-    client.set_metadata(METADATA_NAME, states | {table: LOADED}, of_run=True)
-    return added
+    return _load_once(client, table, batches, LOADED, save)
 
 
 def load_layer_rows(
@@ -112,25 +110,91 @@ def load_layer_rows(
         save: see Save.
 
     Raises:
-        UnsupportedModel: another model's table has more than MAX_SAVED_BYTES of rows.
+        UnsupportedModel: another model's table has more than MAX_SAVED_BYTES of rows, or its
+            servers have ended.
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, dict[int, Embedding]] = {}
     for layer in layers:
         is_there = getattr(layer.source, "client", None) is client
-        if not is_there and (content := layer.source.dump(layer.table, MAX_SAVED_BYTES)):
-            found.setdefault(layer.table, content)
+        if not (is_there or layer.source is NO_ROWS):
+            found.setdefault(layer.table, {}).setdefault(id(layer.source), layer)
     specs = {spec.name: spec for spec in client.manifest.tables}
-    for table, (keys, rows) in found.items():
-        batches = [(from_bits(specs[table], keys), rows)]
-        load_rows(client, table, batches, is_chief=is_chief, save=save)
+    for table, by_source in found.items():
+        if is_chief:
+            rows = _RowsOfLayers([*by_source.values()], specs[table])
+            _load_once(client, table, rows, BEGUN, save)
+        else:
+            _wait_for_chief(client, table, BEGUN)
 
 
-def _why_not(client: Any, state: str | None) -> str:
-    """Return why the table's rows are not loaded; empty: they are."""
-    if state == LOADED:
+class _RowsOfLayers:
+    """Batches with the rows of layers of one table, read anew each time; an id's first row counts.
+
+    Args:
+        layers: each with a source of its own.
+        spec: of the table that the rows are for.
+    """
+
+    def __init__(self, layers: Sequence[Embedding], spec: TableSpec) -> None:
+        self._layers = layers
+        self._spec = spec
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        given = np.empty(0, np.int64)
+        for layer in self._layers:
+            content = _dumped(layer)
+            if content is not None:
+                keys, rows = content
+                if given.size:
+                    is_new = ~np.isin(keys, given)
+                    keys, rows = keys[is_new], rows[is_new]
+                given = np.concatenate([given, keys])
+                yield from_bits(self._spec, keys), rows
+
+
+def _dumped(layer: Embedding) -> tuple[Any, Any] | None:
+    """Return the rows that a layer has, by RowSource.dump."""
+    try:
+        return layer.source.dump(layer.table, MAX_SAVED_BYTES)
+    except (ClosedError, ServerGone) as error:
+        raise UnsupportedModel(
+            f"layer {layer.name!r} has the rows of its table {layer.table!r} on parameter servers "
+            "that have ended. Save the model before they end and load the file, or "
+            "make a new Embedding, whose table begins without rows"
+        ) from error
+
+
+def _load_once(client: Any, table: str, batches: RowBatches, end: str, save: Save) -> int:
+    """Load a table's rows on the chief, unless its state says that they are there.
+
+    Args:
+        client: as of load_rows, with table, batches and save.
+        table: its name.
+        batches: the rows.
+        end: the state to end in, LOADED or BEGUN.
+        save: see Save.
+
+    Returns:
+        As load_rows.
+    """
+    states = dict(client.metadata().get(METADATA_NAME) or {})
+    if reason := _why_not(client, states.get(table), end):
+        _logger.info("table %r: no rows are loaded: %s", table, reason)
+        state = end if states.get(table) == end else LOADED
+        client.set_metadata(METADATA_NAME, states | {table: state}, of_run=True)
+        return 0
+    client.set_metadata(METADATA_NAME, states | {table: LOADING}, of_run=True)
+    added, is_safe = _load_whole(client, table, batches, save)
+    client.set_metadata(METADATA_NAME, states | {table: end if is_safe else UNSAFE}, of_run=True)
+    return added
+
+
+def _why_not(client: Any, state: str | None, end: str) -> str:
+    """Return why the table's rows are not loaded; empty: they are. `end` as of _load_once."""
+    if state in (LOADED, end):
         return "they were loaded before, in this training or in the one that it resumes"
     resumed_step = max(each.resumed_step for each in client.stats())
-    if state is None and resumed_step >= 0:
+    if state in (None, BEGUN) and resumed_step >= 0:
         return f"the training resumes from step {resumed_step}, whose rows stay"
     return ""
 
@@ -183,9 +247,9 @@ def _starts(client: Any) -> set[tuple[int, int]]:
     return {(each.server, each.start) for each in client.stats()}
 
 
-def _wait_for_chief(client: Any, table: str) -> None:
+def _wait_for_chief(client: Any, table: str, end: str) -> None:
     deadline_s = time.monotonic() + LOAD_TIMEOUT_S
-    while (client.metadata().get(METADATA_NAME) or {}).get(table) not in (UNSAFE, LOADED):
+    while (client.metadata().get(METADATA_NAME) or {}).get(table) not in (UNSAFE, LOADED, end):
         if time.monotonic() > deadline_s:
             raise RequestTimeout(
                 f"the chief has not loaded the rows of table {table!r} within "

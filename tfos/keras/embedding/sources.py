@@ -10,6 +10,7 @@ A graph that contains such a lookup runs in this process only; exports replace t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -175,12 +176,14 @@ def looked_up(layer: Any, keys: Any, *, training: bool) -> Any:
     if tf.executing_eagerly():
         return tf.constant(rows_for(layer, keys.numpy(), training=training))
 
+    dim, held = layer.dim, weakref.proxy(layer)  # TensorFlow keeps look_up until the process ends
+
     def look_up(flat: Array) -> tuple[Array, bytes]:
         try:
-            return rows_for(layer, flat, training=training), b""
+            return rows_for(held, flat, training=training), b""
         except PSError as error:
             # Returned: TensorFlow logs the frames of what is raised, a hundred lines.
-            return np.zeros((flat.size, layer.dim), np.float32), lookup_errors.keep(error).encode()
+            return np.zeros((flat.size, dim), np.float32), lookup_errors.keep(error).encode()
 
     # Stateful: another call with the same ids may find other rows.
     rows, failed = tf.numpy_function(

@@ -22,6 +22,7 @@ from tfos.fit_place import FitPlace, fed_epochs
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.running_fit import KERAS_FIT
+from tfos.keras.embedding.layer import refuse_tables
 from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
@@ -333,7 +334,7 @@ def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
 
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    """Refuse a callback that would bring back the dense weights and leave the rows as they are."""
+    """Refuse a callback that would bring back dense weights, or save them, without the rows."""
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
@@ -351,6 +352,9 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
                 f"EarlyStopping(restore_best_weights=True) {SPLITS_AN_EPOCH}; drop "
                 "restore_best_weights"
             )
+        saves = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        if saves and not callback.save_weights_only and callback.filepath.endswith(".h5"):
+            refuse_tables(trainer.model, callback.filepath)
 
 
 def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ import keras
 
 from ps.checkpoint.storage import OpenStorage, storage_at
 from tfos.fit_place import FitPlace
-from tfos.keras.embedding.layer import has_tables
+from tfos.keras.embedding.layer import embeddings_in, has_tables
 from tfos.keras.fit.distribute import distribute
 
 logger = logging.getLogger(__name__)
@@ -144,10 +144,13 @@ def train_here(model: Any) -> Any:
         UnsupportedModel, UnsupportedOptimizer: what a cluster would refuse.
     """
     context = LocalContext()
+    sources = [(layer, layer.source) for layer in embeddings_in(model)]
     try:
         distribute(model, context, consistency="sync")
     except BaseException:
         context.close()
+        for layer, source in sources:
+            layer.bind(source)
         raise
     logger.info(
         "the tables of %s live in this process; ctx.distribute(model) puts them on servers",

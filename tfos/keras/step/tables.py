@@ -6,8 +6,8 @@ Does not: trace (tfos.keras.embedding.ids_ahead), send (ps.client), read batches
 Threads: the thread that runs `fit`; `ServerRows` any.
 
 The rows of a batch come back with the push before it. Rows of the first batch, and of one that was
-not known when that push was sent, are looked up when its turn comes. Those of tables that are not
-trained are looked up as soon as the batch is known, as in evaluation.
+not known when that push was sent, are looked up when its turn comes; so are those of tables that
+are not trained, as in evaluation.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ class TableTraining:
                 self._client.tables.lookup_into(into, training=True)
             rows.is_filled = True
         if rows is not None:
+            if frozen := rows.into(frozen=True):
+                self._client.tables.lookup_into(frozen, training=False)
             self._source.is_in_batch = bool(rows.into())
         return rows
 
     def check_rows(self) -> None:
-        """Refuse tables whose layers another model has trained since.
+        """Refuse tables whose layers look their rows up at another model's since.
 
         Raises:
             UnsupportedModel: names a layer, and the way to go on with its rows.
@@ -111,7 +113,7 @@ class TableTraining:
         for layer in self._layers:
             if layer.source is not self._source:
                 raise UnsupportedModel(
-                    f"layer {layer.name!r} was trained by another model since this one's last "
+                    f"another model with the layer {layer.name!r} was fit since this one's last "
                     f"step, and its rows went there; the table {layer.table!r} of this model has "
                     "those of before. Build and compile this model anew from the same layers: "
                     "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
@@ -194,10 +196,7 @@ class TableTraining:
                 raise _wrong_dtypes(
                     batch.values, [call.layer.name for call in ids.calls]
                 ) from error
-            rows = self._planner.plan(ids.calls, keys)
-            if frozen := rows.into(frozen=True):
-                self._client.tables.lookup_into(frozen, training=False)
-            batch.rows = rows
+            batch.rows = self._planner.plan(ids.calls, keys)
             for name, routed in batch.rows.routed.items():
                 self.id_counts[name] = self.id_counts.get(name, IdCounts()).with_batch(routed)
         return batch.rows

@@ -469,12 +469,13 @@ class PSTrainer:
 
         Raises:
             UnsupportedModel: names a variable, and the way that reaches the servers; or the model
-                was compiled again.
+                was compiled again; or the rows of an Embedding are another model's now.
             VariablesChanged: others train than before.
         """
         self.check_unchanged()
         self.catch_up()
         if self._attached is not None:
+            self._attached.tables.check_rows()
             self._attached.exchange.check_unchanged()
 
     def check_values(self) -> None:

@@ -164,8 +164,10 @@ class ParameterExchange:
             raise UnsupportedModel(
                 f"{path!r} has other values here than on the parameter servers, whose next answer "
                 "would overwrite them: load_weights or set_weights of a layer or of a model inside "
-                "of this one, or assign, does not reach the servers. Call it before "
-                "ctx.distribute(model), or set_weights or load_weights of the whole model"
+                "of this one, assign, or the training of another model that shares the layer, does "
+                "not reach the servers. Call it before ctx.distribute(model), or set_weights or "
+                "load_weights of the whole model; where another model was trained, build and "
+                "compile this one anew: keras.Model(model.inputs, model.outputs)"
             )
 
     def changed_here(self) -> str:
