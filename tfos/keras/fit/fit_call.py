@@ -27,6 +27,7 @@ from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
     FeedEnded,
+    FitEnded,
     rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
@@ -178,9 +179,10 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             if before.fed_of_asked is not None:
                 _tell_of_end(*before.fed_of_asked)
             return result
-        except FeedEnded:
-            _tell_of_end(before.epochs_run, before.epochs)
-            _tell_of_code(model, before, joins=place is not None)
+        except FitEnded as end:
+            if isinstance(end, FeedEnded):
+                _tell_of_end(before.epochs_run, before.epochs)
+                _tell_of_code(model, before, joins=place is not None)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
