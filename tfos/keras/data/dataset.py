@@ -153,6 +153,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._begin()
         return not isinstance(self._peek(on_wait), FeedEnd)
 
+    def next_tensors(self) -> Any:
+        """Wait for the batch that the next loop begins with; return its nested tensors.
+
+        None: the next epoch has no rows, or there is none.
+        """
+        if self._looked_at is not None:
+            return self._tensors(self._looked_at)
+        return self.upcoming(0) if self.start_epoch() else None
+
     @property
     def batches(self) -> int:
         """Batches handed out since the epoch's loop began."""
