@@ -136,8 +136,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self.ended_epoch = -1
         """The newest epoch of which every batch was handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
-        self.batches_under_way = 0
-        """Number of last batches whose gradients the servers may lack: see PSTrainer."""
+        self.batches_under_way: Callable[[], int] = int
+        """Returns how many last batches' gradients the servers may lack: see PSTrainer."""
 
     # -- the epoch
 

@@ -293,7 +293,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.attach_without_batch()
         trainer.drain()
         if self._dataset is not None:
-            self._dataset.batches_under_way = 0
+            self._dataset.batches_under_way = int
             self._dataset.all_acknowledged()
         if trainer.attached:
             trainer.positions.at_end()

@@ -138,13 +138,12 @@ class PSTrainer:
             has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
         )
 
-    @property
     def batches_under_way(self) -> int:
-        """Last batches whose gradients the servers may lack when `fit` asks for the next one.
+        """Return how many of the last batches the servers may lack the gradients of.
 
-        Of pushes in flight, and of a sum that is not complete.
+        Of pushes in flight, and of a sum that is not complete; skipped ones among and behind them.
         """
-        return (self.pipeline + 1) * optimizers.batches_per_update(self.optimizer) - 1
+        return 0 if self._attached is None else self._attached.exchange.batches_under_way
 
     @property
     def waits(self) -> bool:
@@ -383,6 +382,7 @@ class PSTrainer:
         self.skipped_steps += 1
         if self.waits and not step.accumulates:
             attached.exchange.push_nothing()
+        attached.exchange.skip()
         tables.drop(rows)
 
     @contextlib.contextmanager
