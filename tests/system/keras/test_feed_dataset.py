@@ -725,6 +725,23 @@ def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
         assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 20
 
 
+def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_the_next():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:40], Y[:40])], finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        model = distribute(make_model(), ctx)
+
+        def stop(batch, logs):
+            model.stop_training = batch == 1
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        model.fit(dataset, verbose=0, callbacks=[stops])
+        next(iter(dataset))
+        model.fit(dataset, verbose=0)
+        assert cluster.rows(0) == 40
+
+
 def test_errors_of_feed_and_arguments_reach_fit():
     with serving() as cluster:
         ctx = cluster.contexts[0]

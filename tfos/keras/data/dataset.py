@@ -361,6 +361,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
             SettingsError: a class_weight of `fit` that cannot work.
         """
+        self.on_epoch_end()  # of a loop that was broken off, which trained if that one did
         fit = running_fit()
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:
