@@ -170,7 +170,7 @@ def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(
         chief = again(cluster.contexts[0], place=FitPlace(1, 0))
         model = distribute(make_unbuilt(), chief)
         for use in (
-            lambda: model.predict(each for each in [X]),
+            lambda: model.predict(((each,) for each in [X]), steps=1),
             lambda: model.save(tmp_path / "m.keras"),
         ):
             with pytest.raises(UnsupportedModel, match=r"Give it a keras\.Input"):
@@ -211,7 +211,10 @@ def test_a_model_without_an_input_answers_with_the_trained_values_before_its_fir
         for name, (expected, use) in told.items():
             chief = again(cluster.contexts[0], place=FitPlace(0, 1))
             model = distribute(make_unbuilt(), chief)
-            np.testing.assert_allclose(use(model), expected, rtol=1e-5, err_msg=name)
+            try:
+                np.testing.assert_allclose(use(model), expected, rtol=1e-5, err_msg=name)
+            except UnsupportedModel as error:
+                pytest.fail(f"{name}: {error}")
             chief.client.close()
         chief = again(cluster.contexts[0], place=FitPlace(0, 1))
         feed_epochs(chief.feed_channel, [rows_of(X, Y)], finish=True)
