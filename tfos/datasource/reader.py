@@ -8,6 +8,7 @@ Runs in: `partitions` on the driver's host, `read` on executors.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -131,9 +132,11 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
 def _of_directories(names: Sequence[str], directories: Collection[str]) -> dict[str, str]:
     """Return the columns of a schema that directories hold, each with the directories' name.
 
-    Like Spark's own sources without regard to case, unless the schema has both.
+    Like Spark's own sources without regard to case, unless the schema has several such names: then
+    they are columns of the records, but for the directories' own.
     """
-    by_lower = {name.lower(): name for name in directories if name not in names}
+    spelt = Counter(name.lower() for name in names)
+    by_lower = {name.lower(): name for name in directories if spelt[name.lower()] == 1}
     found = {
         name: name if name in directories else by_lower.get(name.lower(), "") for name in names
     }

@@ -725,6 +725,23 @@ def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
         assert ctx.feed_channel._state.queue("input").rows(0).done[0] == 20
 
 
+def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_the_next():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows_of(X[:40], Y[:40])], finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        model = distribute(make_model(), ctx)
+
+        def stop(batch, logs):
+            model.stop_training = batch == 1
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        model.fit(dataset, verbose=0, callbacks=[stops])
+        next(iter(dataset))
+        model.fit(dataset, verbose=0)
+        assert cluster.rows(0) == 40
+
+
 def test_errors_of_feed_and_arguments_reach_fit():
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -800,8 +817,18 @@ class Trained(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
 
 @pytest.mark.fault("F01")
-@pytest.mark.parametrize(("pipeline", "per_push"), [(0, 1), (2, 1), (0, 2), (1, 2)])
-def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(pipeline, per_push):
+@pytest.mark.parametrize(
+    ("pipeline", "per_push", "trained"),
+    [
+        (0, 1, [[0, 1, 2, 3, 4], [0, 1, 2]]),
+        (2, 1, [[0, 0, 0, 1, 2], [0, 0, 0]]),
+        (0, 2, [[0, 0, 2, 2, 4], [0, 1, 1]]),  # the second epoch's first batch completes a sum
+        (1, 2, [[0, 0, 0, 0, 2], [0, 0, 0]]),
+    ],
+)  # batches of each epoch, when one more was trained
+def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(
+    pipeline, per_push, trained
+):
     epochs = batches(5, 3)
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -814,14 +841,36 @@ def test_rows_are_trained_when_fit_comes_back_and_the_servers_have_acknowledged(
         model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0, callbacks=[watch])
         first, second = len(epochs[0]), len(epochs[1])
         # Read ahead are all batches of the epoch by then.
-        under_way = {(0, 1): 0, (2, 1): 2, (0, 2): 1, (1, 2): 3}[pipeline, per_push]
-        behind = [max(0, done - under_way) * BATCH for done in range(5)]
-        assert watch.rows[:5] == behind
-        assert watch.rows[5:] == [first + rows for rows in behind[:3]]
+        assert watch.rows[:5] == [each * BATCH for each in trained[0]]
+        assert watch.rows[5:] == [first + each * BATCH for each in trained[1]]
         found = stats(ctx)
         assert (found.trained_rows, found.in_flight_rows) == (first + second, 0)
         assert ctx.feed_channel.wait_flushed("input", 1, 1.0)
         assert [each.trained_rows for each in found.epochs] == [first, second]
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize(
+    ("pipeline", "per_push", "under_way"),
+    [(0, None, [0, 0, 0, 0, 0]), (1, None, [1, 2, 2, 1, 2]), (0, 2, [1, 2, 0, 1, 2])],
+)  # of batches 0 to 4, of which 1 and 4 are skipped
+def test_skipped_batches_do_not_count_those_before_them_as_trained(pipeline, per_push, under_way):
+    rows = [
+        (np.full_like(x, np.nan) if place // BATCH in (1, 4) else x, y)
+        for place, (x, y) in enumerate(batches(5)[0])
+    ]
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows], finish=True)
+        model = make_model()
+        sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=per_push)
+        model.compile(sgd, LOSS, jit_compile=False)
+        distribute(model, ctx, pipeline=pipeline, on_nonfinite="skip")
+        watch = Trained(ctx)
+        model.fit(FeedDataset(ctx, BATCH), verbose=0, callbacks=[watch])
+        behind = [done - number for done, number in enumerate([0, *under_way[:4]])]
+        assert watch.rows == [each * BATCH for each in behind]
+        assert stats(ctx).trained_rows == len(rows)
 
 
 def test_fit_on_a_feed_is_refused_if_the_servers_are_left_out(monkeypatch):

@@ -288,7 +288,11 @@ def test_arguments_that_keras_would_ignore_beside_a_dataset_are_refused(tmp_path
             (model.evaluate, {"y": y}, "its batches have 4 rows. Drop y; "),
             (model.predict, {"batch_size": 8}, r"predict\(dataset, batch_size=...\): the rows of"),
             (model.fit, {"sample_weight": y}, r"fit\(dataset, sample_weight=...\): the rows of"),
-            (model.fit, {"validation_data": (rows, y)}, "has 2 values: the rows of a dataset of"),
+            (
+                model.fit,
+                {"validation_data": (rows, y)},
+                "has 2 values; of a dataset of ctx it is the",
+            ),
             (
                 model.fit,
                 {"validation_data": rows, "validation_batch_size": 8},
@@ -316,6 +320,12 @@ def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):
     with pytest.raises(ZeroDivisionError):
         model.predict(data, verbose=0, callbacks=[stop])
     assert len(model.predict(data, verbose=0)) == 10
+    with pytest.raises(ZeroDivisionError):
+        model.predict(data, verbose=0, callbacks=[stop])
+    batches = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(1))
+    model.fit(data, verbose=0, callbacks=[count])
+    assert len(batches) == 3
 
 
 def is_open(path: Path) -> bool:

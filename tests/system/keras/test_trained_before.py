@@ -10,14 +10,24 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.keras_training import Context, Servers, serving, together
+from feeding.receiver.channel import FeedChannel
+from tests.support.keras_training import (
+    Context,
+    Servers,
+    feed_epochs,
+    rows_of,
+    serving,
+    together,
+)
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras import Embedding
+from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.step import trainer
 
+tf = pytest.importorskip("tensorflow")
 pytestmark = [
     pytest.mark.tf,
     pytest.mark.timeout(230),
@@ -159,15 +169,94 @@ def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(
         first.fit(X, Y, epochs=2, batch_size=BATCH, verbose=0)
         chief = again(cluster.contexts[0], place=FitPlace(1, 0))
         model = distribute(make_unbuilt(), chief)
-        for use in (model.predict, model.predict_on_batch):
+        for use in (
+            lambda: model.predict(((each,) for each in [X]), steps=1),
+            lambda: model.save(tmp_path / "m.keras"),
+        ):
             with pytest.raises(UnsupportedModel, match=r"Give it a keras\.Input"):
-                use(X)
+                use()
         model.build(X.shape)
         assert model.fit(X, Y, epochs=2, verbose=0).history == {}  # it was over
         np.testing.assert_array_equal(model.get_weights()[0], first.get_weights()[0])
         model.save(tmp_path / "m.keras")
         saved = keras.models.load_model(tmp_path / "m.keras")
         np.testing.assert_array_equal(saved.get_weights()[0], first.get_weights()[0])
+        chief.client.close()
+
+
+class Rows(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+def test_a_model_without_an_input_answers_with_the_trained_values_before_its_first_fit():
+    with serving() as cluster:
+        first = distribute(make_unbuilt(), cluster.contexts[0])
+        untrained = first.evaluate(X, Y, verbose=0)  # a baseline; the servers are empty by then
+        first.fit(X, Y, epochs=2, batch_size=BATCH, verbose=0)
+        trained, answers = first.evaluate(X, Y, verbose=0), first.predict(X, verbose=0)
+        assert trained < untrained
+        told = {
+            "evaluate": (trained, lambda model: model.evaluate(X, Y, verbose=0)),
+            "test_on_batch": (trained, lambda model: model.test_on_batch(X, Y)),
+            "tf.data": (trained, lambda model: model.evaluate(
+                tf.data.Dataset.from_tensors((X, Y)), verbose=0)),
+            "PyDataset": (trained, lambda model: model.evaluate(Rows(), verbose=0)),
+            "predict": (answers, lambda model: model.predict(X, verbose=0)),
+            "predict_on_batch": (answers, lambda model: model.predict_on_batch(X)),
+        }  # fmt: skip
+        for name, (expected, use) in told.items():
+            chief = again(cluster.contexts[0], place=FitPlace(0, 1))
+            model = distribute(make_unbuilt(), chief)
+            try:
+                np.testing.assert_allclose(use(model), expected, rtol=1e-5, err_msg=name)
+            except UnsupportedModel as error:
+                pytest.fail(f"{name}: {error}")
+            chief.client.close()
+        chief = again(cluster.contexts[0], place=FitPlace(0, 1))
+        feed_epochs(chief.feed_channel, [rows_of(X, Y)], finish=True)
+        found = distribute(make_unbuilt(), chief).predict(FeedDataset(chief, BATCH), verbose=0)
+        np.testing.assert_allclose(found, answers, rtol=1e-5)
+        chief.client.close()
+
+
+def test_a_resumed_model_without_an_input_validates_behind_an_epoch_without_rows():
+    with serving() as cluster:
+        distribute(make_unbuilt(), cluster.contexts[0]).fit(X, Y, batch_size=BATCH, verbose=0)
+        for looks in (False, True):
+            chief = again(cluster.contexts[0])
+            chief.feed_channel = FeedChannel()
+            feed_epochs(chief.feed_channel, [[], rows_of(X, Y)], finish=True)
+            model = distribute(make_unbuilt(), chief)
+
+            def look(logs, model=model, looks=looks):
+                if looks:  # a generator tells no shapes, and the fit that runs is to go on
+                    model.predict(((each,) for each in [X]), verbose=0, steps=1)
+
+            model.fit(
+                FeedDataset(chief, BATCH),
+                epochs=2,
+                validation_data=(X, Y),
+                verbose=0,
+                callbacks=[keras.callbacks.LambdaCallback(on_train_begin=look)],
+            )
+            assert len(model.history.history["val_loss"]) == 2
+            chief.client.close()
+
+
+def test_weights_that_are_set_on_a_model_built_after_distribute_give_way_to_trained_ones(caplog):
+    with serving() as cluster:
+        first = distribute(make_unbuilt(), cluster.contexts[0])
+        first.fit(X, Y, batch_size=BATCH, verbose=0)
+        chief = again(cluster.contexts[0])
+        model = distribute(make_unbuilt(), chief)
+        model.build(X.shape)
+        model.set_weights([np.full_like(each, 7) for each in first.get_weights()])
+        np.testing.assert_array_equal(model.get_weights()[0], first.get_weights()[0])
+        assert "set_weights before the first step here changes nothing" in caplog.text
         chief.client.close()
 
 

@@ -81,7 +81,11 @@ def test_a_schema_names_the_columns_of_directories_in_any_case(tmp_path):
 
     write_file(tmp_path / "day=7" / "a", {"n": 1, "DAY": 2})
     options = TFRecordOptions(paths=(str(tmp_path),))
-    for names, row in ({"Day": 7, "n": 1}, [7, 1]), ({"day": 7, "DAY": 2}, [7, 2]):
+    for names, row in (
+        (["Day", "n"], [7, 1]),
+        (["day", "DAY"], [7, 2]),
+        (["Day", "DAY"], [None, 2]),
+    ):
         reader = RecordFilesReader(columns(**dict.fromkeys(names, "integer")), options)
         (part,) = reader.partitions()
         (batch,) = reader.read(part)

@@ -136,8 +136,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self.ended_epoch = -1
         """The newest epoch of which every batch was handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
-        self.batches_under_way = 0
-        """Number of last batches whose gradients the servers may lack: see PSTrainer."""
+        self.batches_under_way: Callable[[], int] = int
+        """Returns how many last batches' gradients the servers may lack: see PSTrainer."""
 
     # -- the epoch
 
@@ -152,6 +152,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """
         self._begin()
         return not isinstance(self._peek(on_wait), FeedEnd)
+
+    def next_tensors(self) -> Any:
+        """Wait for the batch that the next loop begins with; return its nested tensors.
+
+        None: the next epoch has no rows, or there is none.
+        """
+        if self._looked_at is not None:
+            return self._tensors(self._looked_at)
+        return self.upcoming(0) if self.start_epoch() else None
 
     @property
     def batches(self) -> int:
@@ -352,6 +361,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
             SettingsError: a class_weight of `fit` that cannot work.
         """
+        self.on_epoch_end()  # of a loop that was broken off, which trained if that one did
         fit = running_fit()
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:

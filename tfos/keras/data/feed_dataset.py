@@ -79,4 +79,4 @@ class FeedDataset(BatchDataset):
         self._feed.hand(ready.receipt)
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
-        self._feed.settle(self.batches_under_way, ended=end)
+        self._feed.settle(self.batches_under_way(), ended=end)

@@ -264,13 +264,14 @@ def _pulling(
 
     @functools.wraps(original)
     def pulling(*args: Any, **kwargs: Any) -> Any:
+        given = bound(*args, **kwargs).arguments
         if "_use_cached_eval_dataset" in kwargs:  # Keras' own call at the end of an epoch
             trainer.attach_without_batch()
             if trainer.begin_validation is not None:
                 trainer.begin_validation()
         elif is_checked:
-            check_rows(original.__name__, bound(*args, **kwargs).arguments)
-        trainer.pull_newest(is_checked=is_checked)
+            check_rows(original.__name__, given)
+        trainer.pull_newest(is_checked=is_checked, x=given.get("x"))
         return original(*args, **kwargs)
 
     return pulling
@@ -290,6 +291,7 @@ def _apart_from_fit(original: Callable[..., Any], trainer: PSTrainer) -> Callabl
 def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., Any]:
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
+        trainer.attach_if_filled()
         result = original(*args, **kwargs)
         if trainer.has_trained_rows:
             trainer.pull()

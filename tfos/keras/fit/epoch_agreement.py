@@ -71,11 +71,15 @@ class Decision(msgspec.Struct, frozen=True):
     """Whether it comes here before its first epoch, and its callbacks have decided nothing."""
 
 
-class FeedEnded(Exception):
-    """Leaves a loop of epochs that is not Keras', or has begun none: no epoch will be fed.
+class FitEnded(Exception):
+    """Leaves a loop of epochs that is not Keras', or has begun none: there is no further epoch.
 
     Caught by `distribute`'s fit.
     """
+
+
+class FeedEnded(FitEnded):
+    """No epoch will be fed."""
 
 
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -127,7 +131,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._last_logs: Logs = None
         self._running: Any = None
         """The CallbackList of Keras' own fit; None: the class has a loop of its own."""
-        self._has_ended = self._stops_next = False
+        self._has_ended = self._stops_next = self._is_stopped = False
         self.last: Sequence[Any] = ()
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
@@ -230,8 +234,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         own = Decision(chief=False, stop=False, data=self.data.state(), joins=True)
         answers = self._trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decisions = _by_rank(answers, Decision)
-        decision = _leading(decisions)
-        if decision is not None and decision.learning_rate is not None:
+        decision = _leading(decisions) or own
+        self._is_stopped = decision.stop
+        if decision.learning_rate is not None:
             optimizers.unwrap(self._trainer.optimizer).learning_rate = decision.learning_rate
         states = {rank: each.data for rank, each in decisions.items() if each.data is not None}
         self.data.join(states, place)
@@ -244,6 +249,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs: Keras's, unused.
         """
         self._validation.epoch = epoch
+        if self._is_stopped:  # by the others, who begin no epoch any more
+            self._is_stopped, self.model.stop_training = False, True
+            raise FitEnded
         if self._stops_next:
             self._stops_next, self.model.stop_training = False, True
         if self._dataset is not None:
@@ -285,7 +293,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.attach_without_batch()
         trainer.drain()
         if self._dataset is not None:
-            self._dataset.batches_under_way = 0
+            self._dataset.batches_under_way = int
             self._dataset.all_acknowledged()
         if trainer.attached:
             trainer.positions.at_end()

@@ -28,6 +28,7 @@ from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
     FeedEnded,
+    FitEnded,
     rendezvous_prefix,
 )
 from tfos.keras.fit.epoch_report import EpochReporter
@@ -166,8 +167,10 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        check = functools.partial(_check_steps, trainer=trainer)
-        before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
+        before = BeforeCallbacks(
+            *(trainer, arguments, passes, number, place),
+            functools.partial(_check_steps, trainer=trainer),
+        )
         report = EpochReporter(trainer, before, dataset, arguments, number)
         before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
@@ -179,15 +182,23 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             if before.fed_of_asked is not None:
                 _tell_of_end(*before.fed_of_asked)
             return result
-        except FeedEnded:
-            _tell_of_end(before.epochs_run, before.epochs)
-            _tell_of_code(model, before, joins=place is not None)
+        except FitEnded as end:
+            if isinstance(end, FeedEnded):
+                _tell_of_end(before.epochs_run, before.epochs)
+                _tell_of_code(model, before, joins=place is not None)
             return before.end_with_feed()
         finally:
             trainer.end_fit()
             report.close()
+            _end_loop(dataset)
 
     return fit
+
+
+def _end_loop(dataset: Any) -> None:
+    """Tell the rows that their loop is over: Keras does not, where it breaks one off."""
+    if isinstance(dataset, BatchDataset):
+        dataset.on_epoch_end()
 
 
 def _follow_positions(
@@ -288,13 +299,12 @@ def check_rows(call: str, arguments: Mapping[str, Any]) -> None:
         SettingsError: names one.
     """
     validated = arguments.get("validation_data")
-    if isinstance(validated, list | tuple) and isinstance(
-        next(iter(validated), None), BatchDataset
-    ):
+    several = tuple(validated) if isinstance(validated, list | tuple) else ()
+    if several and isinstance(several[0], BatchDataset):
         raise SettingsError(
-            f"{call}(validation_data=(dataset, ...)) has {len(validated)} values: the rows of a "
-            "dataset of ctx contain their targets and weights. Pass the dataset alone, made with "
-            "label_cols= and weight_col="
+            f"{call}(validation_data=(dataset, ...)) has {len(several)} values; of a dataset of "
+            "ctx it is the dataset alone, validation_data=dataset: its rows contain their targets "
+            "and weights, as of dataset(n, label_cols=, weight_col=)"
         )
     of_x, of_validation = ("y", "sample_weight", "batch_size"), ("validation_batch_size",)
     for value, names in ((arguments.get("x"), of_x), (validated, of_validation)):

@@ -46,7 +46,7 @@ class ValidationPasses:
         trainer = self._trainer
         trainer.drain()
         if self._trained is not None:  # the driver feeds validation once all rows are trained
-            self._trained.batches_under_way = 0
+            self._trained.batches_under_way = int
             self._trained.all_acknowledged()
         trainer.workers.leave()  # others with more batches need not wait for this worker
         self._has_run = True

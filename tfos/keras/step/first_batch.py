@@ -1,6 +1,7 @@
 """First batch: workers with an unbuilt model agree on the batch that all build it from.
 
-Covers: the rendezvous, at which points of an epoch this worker comes to it.
+Covers: the rendezvous, at which points of an epoch this worker comes to it; without others, which
+rows of `evaluate` and `predict` can be looked at without taking them from their loop.
 Does not: build the model (tfos.keras.data.tensors), attach it (tfos.keras.step.trainer).
 Threads: the thread that runs the model's `fit`.
 
@@ -15,7 +16,14 @@ again passes those that are over, takes the batch of the one that had any, or me
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from typing import Any
 
+import keras
+from keras.src.trainers.data_adapters import get_data_adapter
+
+from tfos.keras.data import tensors
+from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.step.other_workers import OtherWorkers
 
 
@@ -60,3 +68,18 @@ class FirstBatch:
             return None
         self._was_empty = True
         return self.agree(b"")
+
+
+def first_rows(x: Any) -> Any:
+    """Return a batch of nested tensors; None: there is none, or it would be lost to the loop.
+
+    Args:
+        x: of `evaluate`, `predict`, `test_on_batch` or `predict_on_batch`; None: another call.
+    """
+    if isinstance(x, BatchDataset):
+        return x.next_tensors()
+    if x is None or isinstance(x, Iterator):
+        return None
+    if isinstance(x, keras.utils.PyDataset):  # whose adapter would start workers
+        return tensors.to_tensors(x[0])
+    return next(iter(get_data_adapter(x=x).get_tf_dataset()), None)

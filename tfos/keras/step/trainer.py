@@ -32,7 +32,7 @@ from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variable
 from tfos.keras.step.exchange import outgoing_push
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
-from tfos.keras.step.first_batch import FirstBatch
+from tfos.keras.step.first_batch import FirstBatch, first_rows
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
 from tfos.keras.step.other_workers import OtherWorkers
@@ -138,13 +138,12 @@ class PSTrainer:
             has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
         )
 
-    @property
     def batches_under_way(self) -> int:
-        """Last batches whose gradients the servers may lack when `fit` asks for the next one.
+        """Return how many of the last batches the servers may lack the gradients of.
 
-        Of pushes in flight, and of a sum that is not complete.
+        Of pushes in flight, and of a sum that is not complete; skipped ones among and behind them.
         """
-        return (self.pipeline + 1) * optimizers.batches_per_update(self.optimizer) - 1
+        return 0 if self._attached is None else self._attached.exchange.batches_under_way
 
     @property
     def waits(self) -> bool:
@@ -228,6 +227,24 @@ class PSTrainer:
         self.pull(attach.ATTACH_TIMEOUT_S)  # all workers do so now, from the same servers
         # Others may push while the chief attaches, which is no reason to drop its first values.
         self._updates_found = self.clock if before is None else before
+
+    def attach_if_filled(self, x: Any = None) -> bool:
+        """Attach a model that no batch has attached here, if the servers were filled before.
+
+        Args:
+            x: rows to build it from, if that has to be; see first_batch.first_rows.
+
+        Returns:
+            False: the servers have values, and the model has no variables for them.
+        """
+        if self.attached or not self.client.is_filled():
+            return True
+        if not tensors.is_built(self.model) and (rows := first_rows(x)) is not None:
+            tensors.build(self.model, tensors.describe(rows))
+        if not tensors.is_built(self.model):
+            return False
+        self.attach(seeds=self.ctx.is_chief)
+        return True
 
     def attach_without_batch(self) -> None:
         """Attach at the end of an epoch without rows, if any worker had a batch; once an epoch."""
@@ -365,6 +382,7 @@ class PSTrainer:
         self.skipped_steps += 1
         if self.waits and not step.accumulates:
             attached.exchange.push_nothing()
+        attached.exchange.skip()
         tables.drop(rows)
 
     @contextlib.contextmanager
@@ -415,14 +433,12 @@ class PSTrainer:
     def pull(self, timeout_s: float | None = None) -> None:
         """Take the servers' newest values, and their averages if it keeps any.
 
-        A model that no batch has attached here does so now, if it has been built and the servers
-        were filled before. Rows that were asked for ahead are asked for again.
+        Rows that were asked for ahead are asked for again.
 
         Args:
             timeout_s: for the values to come; None: the client's.
         """
-        if not self.attached and tensors.is_built(self.model) and self.client.is_filled():
-            self.attach(seeds=self.ctx.is_chief)
+        self.attach_if_filled()
         if self._attached is not None:
             self.drain()
             if self._batches is not None:
@@ -437,22 +453,24 @@ class PSTrainer:
             self._attached.exchange.pull(timeout_s)
             self._is_behind = False
 
-    def pull_newest(self, *, is_checked: bool = True) -> None:
+    def pull_newest(self, *, is_checked: bool = True, x: Any = None) -> None:
         """Pull, unless the variables are the servers' newest or another thread's fit has them.
 
         Args:
             is_checked: whether values that the program gave to single variables are refused.
+            x: rows to build the model from, as of `attach_if_filled`.
 
         Raises:
-            UnsupportedModel: as `check_values`, or the servers have trained values, and the model
-                no variables for them.
+            UnsupportedModel: as `check_values`, or the servers have trained values, the model no
+                variables for them, and no fit runs that would give it some.
         """
         if is_checked:
             self.check_values()
         if self.is_between_epochs or self.fits_elsewhere:
             return
-        self.pull()
-        if not self.attached and self.client.is_filled():
+        if self.attached:
+            self.pull()
+        elif not self.attach_if_filled(x) and not self.fits:
             raise UnsupportedModel(
                 f"the model {self.model.name!r} has no weights yet and no batch was trained here, "
                 "while the servers hold trained parameters, which it would answer without. Give "

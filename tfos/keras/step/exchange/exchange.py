@@ -10,6 +10,7 @@ Threads: the thread that trains; no locks. The pipeline's thread runs `_send` al
 from __future__ import annotations
 
 import functools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,9 @@ class ParameterExchange:
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
-        self._rows_waiting = 0
+        self._rows_waiting = self._batches_waiting = 0
+        self._batches_of_pushes: deque[int] = deque()
+        """Also of pushes that have ended: `_batches_in_flight` drops them."""
         self._frozen = HeldWeights(variables.frozen)
         self.steps = 0
         self.rows = 0
@@ -73,6 +76,11 @@ class ParameterExchange:
         """Pushes without an answer."""
         return len(self._in_flight)
 
+    @property
+    def batches_under_way(self) -> int:
+        """Last batches, the first of which is in no push that was acknowledged."""
+        return sum(self._batches_in_flight()) + self._batches_waiting
+
     def push(self, push: OutgoingPush, *, most_in_flight: int) -> None:
         """Send a step's push, and adopt the answer of the one whose turn it is.
 
@@ -81,6 +89,8 @@ class ParameterExchange:
             most_in_flight: pushes that may be without an answer when this returns; 0: none.
         """
         rows, self._rows_waiting = push.rows + self._rows_waiting, 0
+        self._batches_in_flight().append(self._batches_waiting + 1)
+        self._batches_waiting = 0
         received = self._replica.take()
         lag = len(self._in_flight)
         send = functools.partial(self._send, push, received, rows=rows, lag=lag)
@@ -107,7 +117,13 @@ class ParameterExchange:
     def accumulate(self, rows: int) -> None:
         """Count the rows of a batch whose gradient goes with a later push."""
         self._rows_waiting += rows
+        self._batches_waiting += 1
         self.rows += rows
+
+    def skip(self) -> None:
+        """Count a batch that goes into no push: those before it may be under way."""
+        if self.batches_under_way:
+            self._batches_waiting += 1
 
     def adopt_oldest(self) -> None:
         """Wait for the oldest push in flight and take its values."""
@@ -198,6 +214,12 @@ class ParameterExchange:
         if push.ahead is not None:
             push.ahead.is_filled = True
         return AppliedPush(received, ack.clock, push.rows)
+
+    def _batches_in_flight(self) -> deque[int]:
+        """Return the batches of each push in flight, the oldest first."""
+        while len(self._batches_of_pushes) > len(self._in_flight):
+            self._batches_of_pushes.popleft()
+        return self._batches_of_pushes
 
     def _give_back(self, applied: AppliedPush) -> None:
         self._replica.give(applied.received)
