@@ -86,7 +86,9 @@ def is_symptom(failure: NodeFailure) -> bool:
     return _kind(failure) in _SYMPTOMS
 
 
-def cause_at(failures: Sequence[NodeFailure], place: int, away: Collection[NodeId] = ()) -> int:
+def cause_at(
+    failures: Sequence[NodeFailure], place: int, *, ranks: Collection[str], away: Collection[str]
+) -> int:
     """Return the place of the cause of a failure that ended a cluster: its own, unless a symptom.
 
     A symptom's cause may arrive behind it. What came before, the cluster has survived, so it is the
@@ -96,18 +98,20 @@ def cause_at(failures: Sequence[NodeFailure], place: int, away: Collection[NodeI
     Args:
         failures: in order of arrival.
         place: of the failure, from 0.
-        away: parameter servers that are started again and are not back.
+        ranks: names of the workers.
+        away: names of parameter servers that do not serve: they are started again, or restore.
     """
     if not is_symptom(failures[place]):
         return place
     kind = _kind(failures[place])
+
+    def explains(node: NodeId) -> bool:
+        if kind == _RANK_LOST:
+            return node.name in ranks
+        return kind in _SERVER_SILENT and node.name in away
+
     causes = [at for at, each in enumerate(failures) if not is_symptom(each)]
-    before = [
-        at
-        for at in causes
-        if at < place
-        and (kind == _RANK_LOST or (kind in _SERVER_SILENT and failures[at].node in away))
-    ]
+    before = [at for at in causes if at < place and explains(failures[at].node)]
     behind = [at for at in causes if at > place]
     return [*before[-1:], *behind[:1], place][0]
 

@@ -107,8 +107,6 @@ class NodeJobs:
         self._is_ended = False
         self._jobs: dict[SparkJob[list[Any]], tuple[PlannedNode, ...]] = {}
         """With their nodes, in the order of their start."""
-        self._replacing: dict[SparkJob[list[Any]], Replace] = {}
-        """Those of them that start a lost node again."""
         self._main_fun = b""
         self._workers_hold_slots = True
         self._submit_as_user = _submit
@@ -173,12 +171,10 @@ class NodeJobs:
                     lambda state: state.on_not_restarted(node.name, reason, now_s)
                 )
             else:
-                self._jobs[job], self._replacing[job] = (node,), wanted
+                self._jobs[job] = (node,)
 
     def end(self, timeout_s: float) -> bool:
         """Wait for the jobs of nodes that were told to stop, then cancel the rest by tag.
-
-        A job that waits for a slot for a lost node's new attempt is cancelled at once.
 
         Returns:
             Whether every job ended by itself or by being cancelled.
@@ -187,13 +183,6 @@ class NodeJobs:
             self._is_ended = True
         deadline_s = time.monotonic() + timeout_s
         patience_s = time.monotonic() + timeout_s / 2
-        came = self._coordinator.read(
-            lambda state: {name: member.attempt for name, member in state.members.items()}
-        )
-        for job, wanted in self._replacing.items():
-            waits = came[wanted.node.name] < wanted.first_attempt and not job.is_ended
-            if waits and job.has_active_task() is False:
-                job.cancel(max(0.1, patience_s - time.monotonic()))
         for job in self._jobs:
             job.join(max(0.0, patience_s - time.monotonic()))
         for job in self._jobs:

@@ -110,9 +110,13 @@ class SparkFacts:
             return 1
         if (fixed := fixed_executors(self.conf)) is not None:
             return fixed
-        if self.is_dynamic:  # those it begins with beyond the least are not asked for again
-            return int(self.conf.get("spark.dynamicAllocation.minExecutors", "0")) or None
-        if self.master.startswith(("yarn", "k8s")):
+        is_managed = self.master.startswith(("yarn", "k8s"))
+        if self.is_dynamic:  # as Spark adds them up; it ignores its default of instances here
+            names = ["dynamicAllocation.minExecutors"]
+            if is_managed:  # others have their executors at once
+                names += ["dynamicAllocation.initialExecutors", "executor.instances"]
+            return max(int(self.conf.get(f"spark.{name}", "0")) for name in names) or None
+        if is_managed:
             return int(self.conf.get("spark.executor.instances", "2"))
         return None
 

@@ -248,6 +248,19 @@ def test_the_loss_of_a_server_that_is_not_back_is_the_cause_of_who_waits_for_it(
     assert error.failures[0] == lost
 
 
+def test_a_server_that_has_come_back_explains_no_lost_rank():
+    coordinator = Coordinator(plan(5, 1), ClusterConfig(), Console(enabled=False))
+    coordinator._state = running(plan(5, 1))
+    killed = NodeFailure(node_id("ps:0"), "h", 7, error_type=EXECUTOR_LOST)
+    report_to(coordinator, killed.node, messages.Restarted(killed, 1, 2))
+    for name, kind in (("worker:1", "RankLost"), ("worker:3", "ValueError")):
+        failure = NodeFailure(node_id(name), "h", 7, error_type=kind, traceback="tb")
+        report_to(coordinator, failure.node, messages.Failed(failure))
+    error = coordinator.error()
+    assert error is not None
+    assert error.failures[0].error_type == "ValueError"
+
+
 def test_a_lost_rank_is_explained_by_the_loss_before_what_others_raise_for_it():
     coordinator = Coordinator(plan(5, 1), ClusterConfig(), Console(enabled=False))
     coordinator._state = running(plan(5, 1))

@@ -166,7 +166,7 @@ def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(mast
     [
         ({"executor_instances": "7"}, 7),
         ({"dynamicAllocation_enabled": "true"}, None),
-        ({"dynamicAllocation_enabled": "true", "executor_instances": "7"}, None),
+        ({"dynamicAllocation_enabled": "true", "executor_instances": "7"}, 7),
         (
             {
                 "dynamicAllocation_enabled": "true",
@@ -182,7 +182,7 @@ def test_a_standalone_master_gives_slots_up_to_the_cores_of_the_application(mast
                 "dynamicAllocation_initialExecutors": "4",
                 "executor_instances": "3",
             },
-            1,
+            4,
         ),
         ({"dynamicAllocation_initialExecutors": "4"}, 2),
     ],

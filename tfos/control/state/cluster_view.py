@@ -115,8 +115,11 @@ class ClusterView:
         Those are the last ones.
         """
         every = self.failures
-        away = [each.node for each in self.servers if each.status is NodeStatus.RESTARTING]
-        place = cause_at(every, every.index(self.fatal[0]), away) if self.fatal else 0
+        away = [each.node.name for each in self.servers if each.status is not NodeStatus.RUNNING]
+        ranks = [each.node.name for each in self.workers]
+        place = 0
+        if self.fatal:
+            place = cause_at(every, every.index(self.fatal[0]), ranks=ranks, away=away)
         return [*every[place:], *every[:place]], place
 
     def roster(self) -> tuple[messages.RosterEntry, ...]:

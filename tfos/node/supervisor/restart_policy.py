@@ -83,7 +83,8 @@ class ChildRestarts:
         if isinstance(order, messages.Start):
             self._is_released = True
             # A child that ended before it could hear of it has nothing that is missed.
-            self.has_begun = self.has_begun or self._has_child
+            if self._has_child:
+                self.has_begun = True
         if self.limit and isinstance(order, messages.AboutWorker):
             self._orders.append(order)
 
@@ -95,7 +96,8 @@ class ChildRestarts:
     def repeat_orders(self, tell: Callable[[ToServer], None]) -> None:
         """Tell a new child whether the cluster has begun, and repeat the kept orders to it."""
         self.tell_begun(tell)
-        self.has_begun = self.has_begun or self._is_released  # for the child after this one
+        if self._is_released:
+            self.has_begun = True  # for the child after this one
         for order in self._orders:
             tell(order)
 

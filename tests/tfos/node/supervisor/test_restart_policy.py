@@ -108,3 +108,13 @@ def test_a_child_restores_if_one_before_it_has_run_in_a_cluster_that_had_begun(
         made.note_start()
         made.repeat_orders(orders.append)
     assert orders == [HasBegun(yes) for yes in told]
+
+
+def test_a_child_is_told_nothing_before_the_driver_was_heard(clock: list[float]):
+    made = restarts_of(3)
+    orders: list[ToServer] = []
+    for _ in range(3):
+        made.note_start()
+        made.repeat_orders(orders.append)
+        made.take()
+    assert orders == []
