@@ -326,6 +326,10 @@ def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(1))
     model.fit(data, verbose=0, callbacks=[count])
     assert len(batches) == 3
+    stop.on_train_batch_end = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        model.fit(data, verbose=0, callbacks=[stop])
+    assert len(model.predict(data, verbose=0)) == 10
 
 
 def is_open(path: Path) -> bool:

@@ -235,7 +235,7 @@ def test_a_chief_that_comes_back_follows_what_was_decided_without_it(first):
         models = []
         for _ in range(3):
             keras.utils.clear_session(free_memory=False)  # names as in another process
-            models.append(make_model(keras.optimizers.SGD(0.1)))
+            models.append(make_model(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)))
         distribute(models[0], lost)
         cluster.servers[0].worker_lost(0)
 
@@ -254,6 +254,9 @@ def test_a_chief_that_comes_back_follows_what_was_decided_without_it(first):
         distribute(models[2], chief).fit(X[:64], Y[:64], epochs=5, verbose=0)
         assert models[2].history.epoch == list(range(first, 3))
         assert float(models[2].optimizer.learning_rate.numpy()) == pytest.approx(0.03)
+        averages = models[2].optimizer._model_variables_moving_average
+        for weight, average in zip(models[2].get_weights(), averages, strict=True):
+            np.testing.assert_array_equal(weight, average)
         chief.client.close()
 
 

@@ -123,7 +123,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._was_checked = False
         self._heads: deque[Any] = deque()
         """Read and not handed out: batches, and the end or the error behind them."""
-        self._over = self._in_loop = self._in_own_loop = self._trains = False
+        self._over = self._in_loop = self._in_own_loop = self._trains = self._was_left = False
         self._looked_at: Ready | None = None
         """The one batch that was taken outside of Keras' loops: the next loop begins with it. More
         than one is a loop of the program's own, which trains them."""
@@ -361,7 +361,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
             SettingsError: a class_weight of `fit` that cannot work.
         """
-        self.on_epoch_end()  # of a loop that was broken off, which trained if that one did
+        self.leave_loop()
+        was_left, self._was_left = self._was_left, False
         fit = running_fit()
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:
@@ -370,6 +371,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
                 self._lone = LoneProgress(fit, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         self._trains = trains = fit is not None and fit.x is self
+        if was_left and not trains:
+            self._loop_ended()
         self._unmatched = fit.model if fit is not None and trains else None
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
@@ -410,6 +413,11 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if self._looked_at is not None:
             self._heads.appendleft(self._looked_at)
             self._looked_at = None
+
+    def leave_loop(self) -> None:
+        """A loop is over, also one that was broken off: then who only reads begins anew."""
+        self._was_left |= self._in_loop
+        self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
         """Keras has left the loop; it says so before it, too."""

@@ -205,7 +205,9 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
         is_checked = not name.endswith("_on_batch")  # to compare all values costs too much there
-        overrides[name] = _pulling(getattr(model, name), trainer, is_checked=is_checked)
+        overrides[name] = _pulling(
+            getattr(model, name), trainer, is_checked=is_checked, takes_rows=name in pulling
+        )
     overrides["predict"] = refusing_no_rows(overrides["predict"])
     overrides["get_metrics_result"] = _of_batches(model)
     for name in ("save", "__reduce__"):  # copies and pickles are files in memory
@@ -258,7 +260,7 @@ def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _pulling(
-    original: Callable[..., Any], trainer: PSTrainer, *, is_checked: bool
+    original: Callable[..., Any], trainer: PSTrainer, *, is_checked: bool, takes_rows: bool
 ) -> Callable[..., Any]:
     bound = inspect.signature(original).bind
 
@@ -271,7 +273,9 @@ def _pulling(
                 trainer.begin_validation()
         elif is_checked:
             check_rows(original.__name__, given)
-        trainer.pull_newest(is_checked=is_checked, x=given.get("x"))
+        first = kwargs.get("x", args[0] if args else None)  # a class may hand all on
+        rows = given.get("x", first) if takes_rows else None
+        trainer.pull_newest(is_checked=is_checked, x=rows)
         return original(*args, **kwargs)
 
     return pulling

@@ -78,10 +78,6 @@ class FitEnded(Exception):
     """
 
 
-class FeedEnded(FitEnded):
-    """No epoch will be fed."""
-
-
 class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """First in the list of callbacks.
 
@@ -131,7 +127,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._last_logs: Logs = None
         self._running: Any = None
         """The CallbackList of Keras' own fit; None: the class has a loop of its own."""
-        self._has_ended = self._stops_next = self._is_stopped = False
+        self._has_ended = self._stops_next = self.is_stopped = False
         self.last: Sequence[Any] = ()
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
@@ -175,13 +171,13 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             params["steps"] = None  # of all callbacks: the next epoch may have another number
 
     def end_with_feed(self) -> Any:
-        """End a fit that FeedEnded has left, as Keras does behind its loop of epochs.
+        """End a fit that FitEnded has left, as Keras does behind its loop of epochs.
 
         Returns:
             The history; None: the class's own loop made none.
         """
         model = self.model
-        if self.epochs_run:
+        if self.epochs_run or self.is_stopped:
             self._trainer.pull()  # a callback may have swapped weights and averages
             model.optimizer.finalize_variable_values(model.trainable_weights)
         if self._running is not None:
@@ -235,7 +231,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         answers = self._trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decisions = _by_rank(answers, Decision)
         decision = _leading(decisions) or own
-        self._is_stopped = decision.stop
+        self.is_stopped = decision.stop
         if decision.learning_rate is not None:
             optimizers.unwrap(self._trainer.optimizer).learning_rate = decision.learning_rate
         states = {rank: each.data for rank, each in decisions.items() if each.data is not None}
@@ -249,14 +245,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs: Keras's, unused.
         """
         self._validation.epoch = epoch
-        if self._is_stopped:  # by the others, who begin no epoch any more
-            self._is_stopped, self.model.stop_training = False, True
+        if self.is_stopped:  # by the others, who begin no epoch any more
+            self.model.stop_training = True
             raise FitEnded
         if self._stops_next:
             self._stops_next, self.model.stop_training = False, True
         if self._dataset is not None:
             if not self._has_epoch(self._dataset):
-                raise FeedEnded
+                self.fed_of_asked = self.epochs_run, self.epochs
+                raise FitEnded
             self._dataset.batches_under_way = self._trainer.batches_under_way
         self._trainer.is_between_epochs = False
         self._trainer.first_batch.begin_epoch()
@@ -447,7 +444,8 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """End with the same parameters everywhere, restored best weights included."""
         self._trainer.is_between_epochs = False
         self._trainer.workers.leave()
-        if self._has_run or self._before.data.is_trained(self.params["epochs"]):
+        before = self._before
+        if self._has_run or before.is_stopped or before.data.is_trained(self.params["epochs"]):
             self._trainer.finalize()
         self._kept_rate.end()
         self._follow(f"{self._name}/end")

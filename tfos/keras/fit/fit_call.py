@@ -27,7 +27,6 @@ from tfos.keras.fit import validation
 from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
-    FeedEnded,
     FitEnded,
     rendezvous_prefix,
 )
@@ -167,38 +166,36 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         name = rendezvous_prefix(number)
         passes = validation.ValidationPasses(trainer, arguments, name)
         trainer.begin_validation = passes.begin
-        before = BeforeCallbacks(
-            *(trainer, arguments, passes, number, place),
-            functools.partial(_check_steps, trainer=trainer),
-        )
+        check = functools.partial(_check_steps, trainer=trainer)
+        before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
         report = EpochReporter(trainer, before, dataset, arguments, number)
         before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         arguments["callbacks"] = before.given_on = given_on
         try:
-            with trainer.pipelining():
-                result = given.call()
-            if before.fed_of_asked is not None:
-                _tell_of_end(*before.fed_of_asked)
-            return result
-        except FitEnded as end:
-            if isinstance(end, FeedEnded):
-                _tell_of_end(before.epochs_run, before.epochs)
-                _tell_of_code(model, before, joins=place is not None)
-            return before.end_with_feed()
+            return _call(trainer, given, before, joins=place is not None)
         finally:
             trainer.end_fit()
             report.close()
-            _end_loop(dataset)
+            if isinstance(dataset, BatchDataset):
+                dataset.leave_loop()  # Keras says nothing, where it breaks one off
 
     return fit
 
 
-def _end_loop(dataset: Any) -> None:
-    """Tell the rows that their loop is over: Keras does not, where it breaks one off."""
-    if isinstance(dataset, BatchDataset):
-        dataset.on_epoch_end()
+def _call(trainer: PSTrainer, given: FitArguments, before: BeforeCallbacks, *, joins: bool) -> Any:
+    try:
+        with trainer.pipelining():
+            result = given.call()
+        if before.fed_of_asked is not None:
+            _tell_of_end(*before.fed_of_asked)
+        return result
+    except FitEnded:
+        if before.fed_of_asked is not None:
+            _tell_of_end(*before.fed_of_asked)
+        _tell_of_code(before, joins=joins)
+        return before.end_with_feed()
 
 
 def _follow_positions(
@@ -219,28 +216,29 @@ def _tell_of_end(fed: int, asked: int) -> None:
         "more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
         "fit(epochs=ctx.all_epochs)"
     )
-    warnings.warn(not_fed, FeedEndedWarning, stacklevel=3)
+    warnings.warn(not_fed, FeedEndedWarning, stacklevel=4)
 
 
-def _tell_of_code(model: Any, before: BeforeCallbacks, *, joins: bool) -> None:
+def _tell_of_code(before: BeforeCallbacks, *, joins: bool) -> None:
     """Warn of code that does not run: of a loop that is not Keras', or before its first epoch."""
-    own = inspect.unwrap(type(model).fit)
+    end = "the others' fit has stopped" if before.is_stopped else "the feed ended"
+    own = inspect.unwrap(type(before.model).fit)
     if own is inspect.unwrap(keras.Model.fit):
         return
     left_out = (
-        f"the feed ended inside of {own.__qualname__}, which does not go on behind its epochs "
-        "then: fit returns model.history. Do what comes there behind the call of fit, or in "
-        "on_train_end of a callback"
+        f"{end} inside of {own.__qualname__}, which does not go on behind its epochs then: fit "
+        "returns model.history. Do what comes there behind the call of fit, or in on_train_end "
+        "of a callback"
     )
     if joins and not before.epochs_run:
         left_out += (
-            ". This worker was started again behind the last fed epoch: the other workers do run "
+            ". This worker was started again behind the last epoch: the other workers do run "
             "that code, and wait for this one where it trains or meets them"
         )
     elif isinstance(before.epochs, AllEpochs):
         logger.info(left_out)
         return
-    warnings.warn(left_out, FeedEndedWarning, stacklevel=3)
+    warnings.warn(left_out, FeedEndedWarning, stacklevel=4)
 
 
 def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:

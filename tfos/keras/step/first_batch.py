@@ -78,8 +78,13 @@ def first_rows(x: Any) -> Any:
     """
     if isinstance(x, BatchDataset):
         return x.next_tensors()
-    if x is None or isinstance(x, Iterator):
+    import tensorflow as tf
+
+    if x is None or isinstance(x, Iterator | tf.data.Dataset):  # of one pass, perhaps
         return None
     if isinstance(x, keras.utils.PyDataset):  # whose adapter would start workers
         return tensors.to_tensors(x[0])
-    return next(iter(get_data_adapter(x=x).get_tf_dataset()), None)
+    try:
+        return next(iter(get_data_adapter(x=x).get_tf_dataset()), None)
+    except ValueError:  # of what is no rows to Keras
+        return None

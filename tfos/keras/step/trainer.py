@@ -25,6 +25,7 @@ from typing import Any
 from tfos.errors import UnsupportedModel
 from tfos.keras import lookup_errors
 from tfos.keras.data import tensors
+from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.protocols import WorkerContext
@@ -462,7 +463,7 @@ class PSTrainer:
 
         Raises:
             UnsupportedModel: as `check_values`, or the servers have trained values, the model no
-                variables for them, and no fit runs that would give it some.
+                variables for them, and no fit runs that would give it some: that is warned of.
         """
         if is_checked:
             self.check_values()
@@ -470,12 +471,15 @@ class PSTrainer:
             return
         if self.attached:
             self.pull()
-        elif not self.attach_if_filled(x) and not self.fits:
-            raise UnsupportedModel(
+        elif not self.attach_if_filled(x) and not isinstance(x, BatchDataset):  # it has no rows
+            told = (
                 f"the model {self.model.name!r} has no weights yet and no batch was trained here, "
                 "while the servers hold trained parameters, which it would answer without. Give "
                 "it a keras.Input, or call model.build(input_shape) before ctx.distribute(model)"
             )
+            if not self.fits:
+                raise UnsupportedModel(told)
+            logger.warning(told)
 
     def catch_up(self) -> None:
         """Take the servers' values if what trained before was broken off."""
