@@ -19,7 +19,13 @@ from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras import Embedding, rows_of
-from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
+from tfos.keras.embedding.loading import (
+    LAYERS_NAME,
+    MAX_LOADS,
+    METADATA_NAME,
+    load_layer_rows,
+    load_rows,
+)
 from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
@@ -225,10 +231,10 @@ def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, m
     with serving(num_workers=2) as cluster:
         together(work, 2)
         assert {number: row.tobytes() for number, row in zip(rows, seen[1], strict=True)} == rows
-        assert cluster.contexts[0].client.metadata()[METADATA_NAME] == {"user": "begun"}
+        assert cluster.contexts[0].client.metadata()[LAYERS_NAME] == {"user": "loaded"}
 
 
-@pytest.mark.parametrize("states", [{}, {"user": "begun"}], ids=["never loaded", "of layers"])
+@pytest.mark.parametrize("states", [{}, {"user": "loaded"}], ids=["never loaded", "of layers"])
 def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(
     tmp_path: pathlib.Path, caplog, states
 ):
@@ -237,7 +243,7 @@ def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(
         client = (
             fitted(make_model(), slice(0, 16), cluster.contexts[0]).__dict__["_tfos_trainer"].client
         )
-        client.set_metadata(METADATA_NAME, states)
+        client.set_metadata(LAYERS_NAME, states)
         client.save(tmp_path, 3)
     caplog.set_level(logging.INFO, "tfos")
     for _ in range(2):
@@ -423,6 +429,26 @@ def test_a_server_that_never_lasts_ends_the_loads_of_one_call(caplog):
     assert servers.notes[METADATA_NAME] == {"user": "unsafe"}
     assert caplog.text.count("ps:3 restarted") == MAX_LOADS
     assert "Call load_rows on the chief again" in caplog.text
+
+
+class ResumedServers(RestartingServers):
+    """Those of a run that resumes from step 3, which are not started again."""
+
+    def stats(self) -> list:
+        return [SimpleNamespace(server=3, start=0, resumed_step=3)]
+
+
+@pytest.mark.parametrize("state", ["loading", "unsafe"])
+@pytest.mark.parametrize("name", [METADATA_NAME, LAYERS_NAME])
+def test_a_run_that_resumes_makes_whole_the_load_that_was_not_and_only_that(name: str, state: str):
+    servers = ResumedServers()
+    servers.notes[name] = {"user": state}
+    layer = Embedding(DIM, table="user")
+    layer.bind(LoadedRows(np.arange(9), np.ones((9, DIM), "float32"), layer.settings))
+    load_layer_rows([layer], servers, is_chief=True)
+    assert bool(servers.num_loads) == (name == LAYERS_NAME)
+    expected = len(ALL_IDS) if name == METADATA_NAME else 0
+    assert load_rows(servers, "user", ROWS, is_chief=True) == expected
 
 
 class KeptIterator:
