@@ -7,6 +7,7 @@ import logging
 import pathlib
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -199,6 +200,19 @@ def test_the_server_of_a_lone_model_ends_with_the_model_that_was_asked_too():
     del model
     gc.collect()
     assert context() is None
+
+
+def test_a_function_of_a_model_that_is_gone_says_what_to_keep():
+    def answers() -> Any:
+        model = make_model()
+        return tf.function(model).get_concrete_function(tf.TensorSpec((None, 3), tf.int64))
+
+    function = answers()
+    gc.collect()
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Embedding .*embedding.*keep its model"
+    ):
+        function(tf.constant(X[:2]))
 
 
 @pytest.mark.parametrize("dtype", ["int64", "string"])
