@@ -114,6 +114,7 @@ def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_kera
         np.testing.assert_allclose(
             ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
         )
+        np.testing.assert_allclose(ours.predict_on_batch(X), theirs.predict_on_batch(X), rtol=1e-5)
     with pytest.raises(
         UnsupportedModel, match=r"another model with the layer 'embedding.*' was fit"
     ):
@@ -130,8 +131,13 @@ def test_a_model_whose_dense_layers_another_has_trained_names_it_and_the_way_out
         fit_here(model)
     with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
         fit_here(models[0])
-    with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
-        models[0].predict(X, verbose=0)
+    asked = (lambda: models[0].predict(X), lambda: models[0].predict_on_batch(X))
+    for ask in (*asked, lambda: models[0].test_on_batch(X, Y)):
+        with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
+            ask()
+    with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
+        models[0].train_on_batch(X, Y)
+    models[1].predict(X, verbose=0)  # nothing has pulled over the values that it has trained
     anew = compiled(keras.Model(models[0].inputs, models[0].outputs))
     before = anew.predict(X, verbose=0)
     fit_here(anew)
