@@ -7,6 +7,7 @@ import logging
 import pathlib
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,7 +20,13 @@ from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
 from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras import Embedding, rows_of
-from tfos.keras.embedding.loading import MAX_LOADS, METADATA_NAME, load_rows
+from tfos.keras.embedding.loading import (
+    LAYERS_NAME,
+    MAX_LOADS,
+    METADATA_NAME,
+    load_layer_rows,
+    load_rows,
+)
 from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
@@ -107,6 +114,7 @@ def test_models_that_share_a_layer_train_its_rows_one_after_the_other_as_in_kera
         np.testing.assert_allclose(
             ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5
         )
+        np.testing.assert_allclose(ours.predict_on_batch(X), theirs.predict_on_batch(X), rtol=1e-5)
     with pytest.raises(
         UnsupportedModel, match=r"another model with the layer 'embedding.*' was fit"
     ):
@@ -123,8 +131,13 @@ def test_a_model_whose_dense_layers_another_has_trained_names_it_and_the_way_out
         fit_here(model)
     with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
         fit_here(models[0])
-    with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
-        models[0].predict(X, verbose=0)
+    asked = (lambda: models[0].predict(X), lambda: models[0].predict_on_batch(X))
+    for ask in (*asked, lambda: models[0].test_on_batch(X, Y)):
+        with pytest.raises(UnsupportedModel, match=r"another model that shares the layer, .* anew"):
+            ask()
+    with pytest.raises(UnsupportedModel, match=r"another model with the layer .* compile .* anew"):
+        models[0].train_on_batch(X, Y)
+    models[1].predict(X, verbose=0)  # nothing has pulled over the values that it has trained
     anew = compiled(keras.Model(models[0].inputs, models[0].outputs))
     before = anew.predict(X, verbose=0)
     fit_here(anew)
@@ -195,6 +208,19 @@ def test_the_server_of_a_lone_model_ends_with_the_model_that_was_asked_too():
     assert context() is None
 
 
+def test_a_function_of_a_model_that_is_gone_says_what_to_keep():
+    def answers() -> Any:
+        model = make_model()
+        return tf.function(model).get_concrete_function(tf.TensorSpec((None, 3), tf.int64))
+
+    function = answers()
+    gc.collect()
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Embedding .*embedding.*keep its model"
+    ):
+        function(tf.constant(X[:2]))
+
+
 @pytest.mark.parametrize("dtype", ["int64", "string"])
 def test_text_is_no_id_of_a_table_that_trains_integers(dtype: str):
     model = make_model(dtype)
@@ -225,10 +251,10 @@ def test_other_workers_begin_when_the_chief_has_loaded(tmp_path: pathlib.Path, m
     with serving(num_workers=2) as cluster:
         together(work, 2)
         assert {number: row.tobytes() for number, row in zip(rows, seen[1], strict=True)} == rows
-        assert cluster.contexts[0].client.metadata()[METADATA_NAME] == {"user": "begun"}
+        assert cluster.contexts[0].client.metadata()[LAYERS_NAME] == {"user": "loaded"}
 
 
-@pytest.mark.parametrize("states", [{}, {"user": "begun"}], ids=["never loaded", "of layers"])
+@pytest.mark.parametrize("states", [{}, {"user": "loaded"}], ids=["never loaded", "of layers"])
 def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(
     tmp_path: pathlib.Path, caplog, states
 ):
@@ -237,7 +263,7 @@ def test_a_resumed_training_keeps_the_rows_of_its_checkpoint(
         client = (
             fitted(make_model(), slice(0, 16), cluster.contexts[0]).__dict__["_tfos_trainer"].client
         )
-        client.set_metadata(METADATA_NAME, states)
+        client.set_metadata(LAYERS_NAME, states)
         client.save(tmp_path, 3)
     caplog.set_level(logging.INFO, "tfos")
     for _ in range(2):
@@ -423,6 +449,26 @@ def test_a_server_that_never_lasts_ends_the_loads_of_one_call(caplog):
     assert servers.notes[METADATA_NAME] == {"user": "unsafe"}
     assert caplog.text.count("ps:3 restarted") == MAX_LOADS
     assert "Call load_rows on the chief again" in caplog.text
+
+
+class ResumedServers(RestartingServers):
+    """Those of a run that resumes from step 3, which are not started again."""
+
+    def stats(self) -> list:
+        return [SimpleNamespace(server=3, start=0, resumed_step=3)]
+
+
+@pytest.mark.parametrize("state", ["loading", "unsafe"])
+@pytest.mark.parametrize("name", [METADATA_NAME, LAYERS_NAME])
+def test_a_run_that_resumes_makes_whole_the_load_that_was_not_and_only_that(name: str, state: str):
+    servers = ResumedServers()
+    servers.notes[name] = {"user": state}
+    layer = Embedding(DIM, table="user")
+    layer.bind(LoadedRows(np.arange(9), np.ones((9, DIM), "float32"), layer.settings))
+    load_layer_rows([layer], servers, is_chief=True)
+    assert bool(servers.num_loads) == (name == LAYERS_NAME)
+    expected = len(ALL_IDS) if name == METADATA_NAME else 0
+    assert load_rows(servers, "user", ROWS, is_chief=True) == expected
 
 
 class KeptIterator:

@@ -13,8 +13,8 @@ The metadata is in every checkpoint, so a training that resumes knows that its r
 and a chief that is started again goes on: an id that has a row keeps it. It holds for the run: the
 others hear of it also where ps:0 was restarted from a checkpoint before it.
 
-Rows that layers bring are "begun" instead: for the other workers as "loaded", while a call of
-`ctx.load_rows` still adds those of the ids that have none.
+Rows that layers bring have a state of their own: a call of `ctx.load_rows` still adds those of the
+ids that have none, and one that was broken off is made whole by a run that resumes.
 
 A server that is started again has the rows of its checkpoint, and nothing counts those that it has
 lost. So the rows are saved before they count as loaded, and loaded again if a server was started
@@ -40,10 +40,10 @@ from tfos.errors import RequestTimeout, UnsupportedModel
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES, Embedding
 from tfos.keras.embedding.sources import NO_ROWS
 
-METADATA_NAME = "loaded_rows"
-LOADING, UNSAFE, BEGUN, LOADED = "loading", "unsafe", "begun", "loaded"
-"""UNSAFE: as LOADED for the other workers; some of the rows may be lost, so a call loads again.
-BEGUN: the rows of layers are loaded; a call loads its own as well."""
+METADATA_NAME, LAYERS_NAME = "loaded_rows", "rows_of_layers"
+"""The states by table: of calls of `ctx.load_rows`, and of the rows that layers bring."""
+LOADING, UNSAFE, LOADED = "loading", "unsafe", "loaded"
+"""UNSAFE: as LOADED for the other workers; some of the rows may be lost, so they load again."""
 LOOK_S = 0.25
 LOAD_TIMEOUT_S = 86_400.0
 """For the chief's whole load. A chief that fails ends the cluster before."""
@@ -93,9 +93,9 @@ def load_rows(
     """
     client.tables.route({table: ()})  # refuses a table that is not there
     if not is_chief:
-        _wait_for_chief(client, table, LOADED)
+        _wait_for_chief(client, METADATA_NAME, table)
         return 0
-    return _load_once(client, table, batches, LOADED, save)
+    return _load_once(client, METADATA_NAME, table, batches, save)
 
 
 def load_layer_rows(
@@ -122,9 +122,9 @@ def load_layer_rows(
     for table, by_source in found.items():
         if is_chief:
             rows = _RowsOfLayers([*by_source.values()], specs[table])
-            _load_once(client, table, rows, BEGUN, save)
+            _load_once(client, LAYERS_NAME, table, rows, save)
         else:
-            _wait_for_chief(client, table, BEGUN)
+            _wait_for_chief(client, LAYERS_NAME, table)
 
 
 class _RowsOfLayers:
@@ -164,37 +164,36 @@ def _dumped(layer: Embedding) -> tuple[Any, Any] | None:
         ) from error
 
 
-def _load_once(client: Any, table: str, batches: RowBatches, end: str, save: Save) -> int:
+def _load_once(client: Any, name: str, table: str, batches: RowBatches, save: Save) -> int:
     """Load a table's rows on the chief, unless its state says that they are there.
 
     Args:
         client: as of load_rows, with table, batches and save.
+        name: of the metadata with the state, METADATA_NAME or LAYERS_NAME.
         table: its name.
         batches: the rows.
-        end: the state to end in, LOADED or BEGUN.
         save: see Save.
 
     Returns:
         As load_rows.
     """
-    states = dict(client.metadata().get(METADATA_NAME) or {})
-    if reason := _why_not(client, states.get(table), end):
+    states = dict(client.metadata().get(name) or {})
+    if reason := _why_not(client, states.get(table)):
         _logger.info("table %r: no rows are loaded: %s", table, reason)
-        state = end if states.get(table) == end else LOADED
-        client.set_metadata(METADATA_NAME, states | {table: state}, of_run=True)
+        client.set_metadata(name, states | {table: LOADED}, of_run=True)
         return 0
-    client.set_metadata(METADATA_NAME, states | {table: LOADING}, of_run=True)
+    client.set_metadata(name, states | {table: LOADING}, of_run=True)
     added, is_safe = _load_whole(client, table, batches, save)
-    client.set_metadata(METADATA_NAME, states | {table: end if is_safe else UNSAFE}, of_run=True)
+    client.set_metadata(name, states | {table: LOADED if is_safe else UNSAFE}, of_run=True)
     return added
 
 
-def _why_not(client: Any, state: str | None, end: str) -> str:
-    """Return why the table's rows are not loaded; empty: they are. `end` as of _load_once."""
-    if state in (LOADED, end):
+def _why_not(client: Any, state: str | None) -> str:
+    """Return why the table's rows are not loaded; empty: they are."""
+    if state == LOADED:
         return "they were loaded before, in this training or in the one that it resumes"
     resumed_step = max(each.resumed_step for each in client.stats())
-    if state in (None, BEGUN) and resumed_step >= 0:
+    if state is None and resumed_step >= 0:
         return f"the training resumes from step {resumed_step}, whose rows stay"
     return ""
 
@@ -247,9 +246,9 @@ def _starts(client: Any) -> set[tuple[int, int]]:
     return {(each.server, each.start) for each in client.stats()}
 
 
-def _wait_for_chief(client: Any, table: str, end: str) -> None:
+def _wait_for_chief(client: Any, name: str, table: str) -> None:
     deadline_s = time.monotonic() + LOAD_TIMEOUT_S
-    while (client.metadata().get(METADATA_NAME) or {}).get(table) not in (UNSAFE, LOADED, end):
+    while (client.metadata().get(name) or {}).get(table) not in (UNSAFE, LOADED):
         if time.monotonic() > deadline_s:
             raise RequestTimeout(
                 f"the chief has not loaded the rows of table {table!r} within "

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ps.errors import PSError, PushError
+from ps.errors import ClosedError, PSError, PushError
 from ps.tables.ids import as_bits, from_bits
 from tfos.errors import UnsupportedModel
 from tfos.keras import lookup_errors
@@ -176,11 +176,17 @@ def looked_up(layer: Any, keys: Any, *, training: bool) -> Any:
     if tf.executing_eagerly():
         return tf.constant(rows_for(layer, keys.numpy(), training=training))
 
-    dim, held = layer.dim, weakref.proxy(layer)  # TensorFlow keeps look_up until the process ends
+    dim, name = layer.dim, layer.name
+    held = weakref.ref(layer)  # TensorFlow keeps look_up until the process ends
 
     def look_up(flat: Array) -> tuple[Array, bytes]:
         try:
-            return rows_for(held, flat, training=training), b""
+            if (found := held()) is None:
+                raise ClosedError(
+                    f"the Embedding {name!r} that this function looks rows up with is gone; keep "
+                    "its model as long as the function"
+                )
+            return rows_for(found, flat, training=training), b""
         except PSError as error:
             # Returned: TensorFlow logs the frames of what is raised, a hundred lines.
             return np.zeros((flat.size, dim), np.float32), lookup_errors.keep(error).encode()

@@ -110,14 +110,17 @@ class TableTraining:
         Raises:
             UnsupportedModel: names a layer, and the way to go on with its rows.
         """
-        for layer in self._layers:
-            if layer.source is not self._source:
-                raise UnsupportedModel(
-                    f"another model with the layer {layer.name!r} was fit since this one's last "
-                    f"step, and its rows went there; the table {layer.table!r} of this model has "
-                    "those of before. Build and compile this model anew from the same layers: "
-                    "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
-                )
+        if (layer := self.given_away()) is not None:
+            raise UnsupportedModel(
+                f"another model with the layer {layer.name!r} was fit since this one's last "
+                f"step, and its rows went there; the table {layer.table!r} of this model has "
+                "those of before. Build and compile this model anew from the same layers: "
+                "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
+            )
+
+    def given_away(self) -> Embedding | None:
+        """Return a layer that looks its rows up at another model's since; None: there is none."""
+        return next((each for each in self._layers if each.source is not self._source), None)
 
     def ahead(self, batches: Lookahead, place: int) -> BatchRows | None:
         """Return the rows to ask for with a push: those of a later batch, if it is known by now.

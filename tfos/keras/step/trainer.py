@@ -458,14 +458,15 @@ class PSTrainer:
         """Pull, unless the variables are the servers' newest or another thread's fit has them.
 
         Args:
-            is_checked: whether values that the program gave to single variables are refused.
+            is_checked: whether values that the program gave to single variables are refused; those
+                that another model with the same layers has trained are in any case.
             x: rows to build the model from, as of `attach_if_filled`.
 
         Raises:
             UnsupportedModel: as `check_values`, or the servers have trained values, the model no
                 variables for them, and no fit runs that would give it some: that is warned of.
         """
-        if is_checked:
+        if is_checked or self._shares_given_layers():
             self.check_values()
         if self.is_between_epochs or self.fits_elsewhere:
             return
@@ -480,6 +481,10 @@ class PSTrainer:
             if not self.fits:
                 raise UnsupportedModel(told)
             logger.warning(told)
+
+    def _shares_given_layers(self) -> bool:
+        """Whether another model has trained since with an Embedding of this one."""
+        return self._attached is not None and self._attached.tables.given_away() is not None
 
     def catch_up(self) -> None:
         """Take the servers' values if what trained before was broken off."""
