@@ -403,11 +403,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     get_torch_dataloader = get_jax_iterator
 
     def on_epoch_begin(self) -> None:
-        """Keras starts the loop of an epoch, perhaps without a word of the end of the one before.
+        """Keras starts the loop of an epoch.
 
         It begins with the batch that was only looked at, as in `next(iter(dataset))`.
         """
-        self.on_epoch_end()
         self._begin()
         self._in_loop, self._in_own_loop = True, False
         if self._looked_at is not None:
