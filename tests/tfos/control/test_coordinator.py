@@ -248,14 +248,16 @@ def test_the_loss_of_a_server_that_is_not_back_is_the_cause_of_who_waits_for_it(
     assert error.failures[0] == lost
 
 
-def test_a_server_that_has_come_back_explains_no_lost_rank():
+@pytest.mark.parametrize("kind", ["RankLost", "ps.errors.ServerGone"])
+def test_a_server_that_has_come_back_explains_no_later_failure(kind: str):
     coordinator = Coordinator(plan(5, 1), ClusterConfig(), Console(enabled=False))
     coordinator._state = running(plan(5, 1))
     killed = NodeFailure(node_id("ps:0"), "h", 7, error_type=EXECUTOR_LOST)
     report_to(coordinator, killed.node, messages.Restarted(killed, 1, 2))
-    for name, kind in (("worker:1", "RankLost"), ("worker:3", "ValueError")):
-        failure = NodeFailure(node_id(name), "h", 7, error_type=kind, traceback="tb")
+    for name, raised in (("worker:1", kind), ("worker:3", "ValueError")):
+        failure = NodeFailure(node_id(name), "h", 7, error_type=raised, traceback="tb")
         report_to(coordinator, failure.node, messages.Failed(failure))
+    coordinator._state.members["ps:0"].status = NodeStatus.ENDED
     error = coordinator.error()
     assert error is not None
     assert error.failures[0].error_type == "ValueError"

@@ -21,6 +21,14 @@ from tfos.failure import NodeFailure, cause_at
 from tfos.phases import ClusterPhase
 from tfos.topology import PS_ROLE, Plan
 
+_NOT_BACK = (
+    NodeStatus.RESTARTING,
+    NodeStatus.MISSING,
+    NodeStatus.REGISTERED,
+    NodeStatus.READY,
+)
+"""Of a server that others may wait for; one that has ended did so behind the failure."""
+
 
 @dataclass
 class ClusterView:
@@ -115,7 +123,7 @@ class ClusterView:
         Those are the last ones.
         """
         every = self.failures
-        away = [each.node.name for each in self.servers if each.status is not NodeStatus.RUNNING]
+        away = [each.node.name for each in self.servers if each.status in _NOT_BACK]
         ranks = [each.node.name for each in self.workers]
         place = 0
         if self.fatal:

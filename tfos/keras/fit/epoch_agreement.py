@@ -179,7 +179,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         model = self.model
         if self.epochs_run or self.is_stopped:
             self._trainer.pull()  # a callback may have swapped weights and averages
-            model.optimizer.finalize_variable_values(model.trainable_weights)
+            if self._trainer.attached:
+                model.optimizer.finalize_variable_values(model.trainable_weights)
         if self._running is not None:
             self._running.on_train_end(self._last_logs)
         elif not self._has_ended:
