@@ -32,7 +32,7 @@ from tfos.predict.signature import (
     DEFAULT_TAGS,
     ModelSignature,
     ModelSource,
-    TensorInfo,
+    ModelTensors,
 )
 from tfos.spark.facts import active_session, read_facts
 
@@ -171,16 +171,10 @@ def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature
             yield pa.record_batch({"found": pa.array([_read(source)], pa.binary())})
 
     (row,) = session.range(0, 1, 1, 1).mapInArrow(read, "found binary").collect()
-    found = msgspec.msgpack.decode(row.found, type=_Tensors | str)
+    found = msgspec.msgpack.decode(row.found, type=ModelTensors | str)
     if isinstance(found, str):
         raise SettingsError(found)
-    return ModelSignature(
-        source=source,
-        digest=found.digest,
-        inputs=found.inputs,
-        outputs=found.outputs,
-        is_ordered=found.is_ordered,
-    )
+    return ModelSignature.of(source, found)
 
 
 def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
@@ -278,24 +272,16 @@ def predicted_by(
     return predicted(frame, predictor_of(signature, asked, answers, num_rows, inputs))
 
 
-class _Tensors(msgspec.Struct, frozen=True):
-    """What a task tells of a model."""
-
-    digest: str
-    inputs: dict[str, TensorInfo]
-    outputs: dict[str, TensorInfo]
-    is_ordered: bool
-
-
 def _read(source: ModelSource) -> bytes:
     """Return the tensors, or the text of why there are none: Spark would wrap the error."""
     from tfos.predict import loading
 
-    found: _Tensors | str
+    found: ModelTensors | str
     try:
-        signature = loading.read_signature(source)
-        inputs, outputs = dict(signature.inputs), dict(signature.outputs)
-        found = _Tensors(signature.digest, inputs, outputs, signature.is_ordered)
+        model = loading.read_signature(source)
+        found = ModelTensors(
+            model.digest, dict(model.inputs), dict(model.outputs), model.is_ordered
+        )
     except (SettingsError, UnsupportedModel, ExportError) as error:
         found = str(error)
     return msgspec.msgpack.encode(found)

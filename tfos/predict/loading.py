@@ -17,7 +17,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from tfos.predict.saved_arguments import (
     ragged_arguments,
     without_parts,
 )
-from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
+from tfos.predict.signature import ModelSignature, ModelSource, ModelTensors, TensorInfo
 
 if TYPE_CHECKING:
     from tfos.serving.export_reader import ExportFiles
@@ -53,16 +53,11 @@ Call = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(ModelTensors):
     """A model as a function of tensors. It keeps no signature, whose source may have its bytes."""
 
-    digest: str
-    inputs: Mapping[str, TensorInfo]
-    outputs: Mapping[str, TensorInfo]
-    call: Call
+    call: Call = field(kw_only=True)
     """Tensors of the inputs to those of the outputs, both in this order."""
-    is_ordered: bool = True
-    """As of ModelSignature."""
 
 
 _loaded: dict[tuple[str, ...], LoadedModel] = {}
@@ -77,13 +72,7 @@ def read_signature(source: ModelSource) -> ModelSignature:
     """
     model = _read(source)
     _keep(source, model)
-    return ModelSignature(
-        source=source,
-        digest=model.digest,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        is_ordered=model.is_ordered,
-    )
+    return ModelSignature.of(source, model)
 
 
 def loaded(signature: ModelSignature) -> LoadedModel:
@@ -227,7 +216,7 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
     function.tfos_owner = model  # as below
-    return LoadedModel(digest, inputs, outputs, lambda tensors: function(*tensors))
+    return LoadedModel(digest, inputs, outputs, call=lambda tensors: function(*tensors))
 
 
 def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
@@ -271,7 +260,7 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
         found: Mapping[str, Any] = function(**given)
         return [found[name] for name in outputs]
 
-    return LoadedModel(digest, inputs, outputs, call, is_ordered=order is not None)
+    return LoadedModel(digest, inputs, outputs, is_ordered=order is not None, call=call)
 
 
 def _no_model(source: ModelSource, error: Exception) -> SettingsError:

@@ -76,17 +76,39 @@ class ModelSource:
         return self.path or f"a model of {len(self.content)} bytes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSignature:
-    """The tensors of one model, and which bytes it was read from."""
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """The tensors of one model, as a task tells of them."""
 
-    source: ModelSource
     digest: str
     """Of the model's files: another export at the same path is another model."""
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
     is_ordered: bool = True
     """Whether `inputs` stand in the model's own order; a SavedModel may not tell it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSignature(ModelTensors):
+    """The tensors of one model, and which bytes it was read from."""
+
+    source: ModelSource
+
+    @classmethod
+    def of(cls, source: ModelSource, found: ModelTensors) -> ModelSignature:
+        """Return the signature of a model that was read.
+
+        Args:
+            source: of the model.
+            found: its tensors.
+        """
+        return cls(
+            source=source,
+            digest=found.digest,
+            inputs=found.inputs,
+            outputs=found.outputs,
+            is_ordered=found.is_ordered,
+        )
 
     def ordered_inputs(self) -> list[str]:
         """Return the inputs' names in the model's own order.

@@ -72,7 +72,7 @@ def made(monkeypatch):
 
     def read(source: Any, file: Any, digest: str) -> loading.LoadedModel:
         calls.append(lambda tensors: tensors)
-        return loading.LoadedModel(digest, {"x": TensorInfo("float32", ())}, {}, calls[-1])
+        return loading.LoadedModel(digest, {"x": TensorInfo("float32", ())}, {}, call=calls[-1])
 
     monkeypatch.setattr(loading, "_read_keras", read)
     monkeypatch.setattr(loading, "_limit_to_task", lambda: None)

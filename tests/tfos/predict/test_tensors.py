@@ -194,7 +194,7 @@ def wide(monkeypatch, width, batch_size):
         calls.append(len(tensors[0]))
         return [Answer(len(tensors[0]), width)]
 
-    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call)
+    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call=call)
     monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
     monkeypatch.setattr(predictor_module, "_tensor", lambda column: column)
     made = predictor_of(signature, ["x"], [OutputColumn("y", "y")], batch_size)
@@ -248,7 +248,7 @@ def test_sparse_vectors_become_dense_one_batch_of_the_model_at_a_time(monkeypatc
         return [Answer(len(tensors[0]), 1)]
 
     monkeypatch.setattr(encoder, "spread", noted)
-    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call)
+    model = LoadedModel(signature.digest, signature.inputs, signature.outputs, call=call)
     monkeypatch.setattr(predictor_module, "loaded", lambda _: model)
     predictor = dataclasses.replace(predictor, signature=signature)
     rows = [
