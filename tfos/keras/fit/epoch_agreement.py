@@ -170,7 +170,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if isinstance(params.get("steps"), EpochLength):
             params["steps"] = None  # of all callbacks: the next epoch may have another number
 
-    def end_with_feed(self) -> Any:
+    def end_early(self) -> Any:
         """End a fit that FitEnded has left, as Keras does behind its loop of epochs.
 
         Returns:

@@ -188,14 +188,12 @@ def _call(trainer: PSTrainer, given: FitArguments, before: BeforeCallbacks, *, j
     try:
         with trainer.pipelining():
             result = given.call()
-        if before.fed_of_asked is not None:
-            _tell_of_end(*before.fed_of_asked)
+        _tell_of_end(before)
         return result
     except FitEnded:
-        if before.fed_of_asked is not None:
-            _tell_of_end(*before.fed_of_asked)
+        _tell_of_end(before)
         _tell_of_code(before, joins=joins)
-        return before.end_with_feed()
+        return before.end_early()
 
 
 def _follow_positions(
@@ -207,8 +205,11 @@ def _follow_positions(
             _check_first_epoch(dataset, arguments)
 
 
-def _tell_of_end(fed: int, asked: int) -> None:
+def _tell_of_end(before: BeforeCallbacks) -> None:
     """Warn of epochs that were asked for and not fed."""
+    if before.fed_of_asked is None:
+        return
+    fed, asked = before.fed_of_asked
     if isinstance(asked, AllEpochs):  # the right way to end with the feed
         return
     not_fed = (
