@@ -44,9 +44,9 @@ READ_S = 10.0
 FIRST_LINES_S = 3.0
 """Until they come from a node whose output nobody has read: its next heartbeat asks, usually."""
 FOLLOWED_S = 5.0
-"""Somebody who reads a log on looks again within this time."""
+"""Somebody who reads a log on, or has the page open, looks again within this time."""
 LAST_LOOK_S = 3.0
-"""How long the end waits for that look: above the time between two."""
+"""How long the end waits for that look, and for one at the page: above the time between two."""
 _MOST_BLIND_TICKS = 2
 """Errors in a row in the search for silent nodes: the second is no accident."""
 _LINES_PER_S = 400.0

@@ -22,6 +22,7 @@ from rpc.endpoint import advertised_host, bracketed, is_wildcard
 from rpc.errors import RpcError
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
+from tfos.control.coordinator import FOLLOWED_S, LAST_LOOK_S
 from tfos.errors import SettingsError
 from tfos.watch.job import SAVE_S
 from tfos.watch.page_access import PageAccess
@@ -34,10 +35,6 @@ REQUEST_S = 10.0
 CONNECTION_S = SAVE_S + 30.0
 """Until it is closed whatever it does; above the longest answer's time."""
 MOST_HEAD_BYTES = 16 << 10
-WATCHED_S = 5.0
-"""Somebody who has looked within this time looks again."""
-LAST_LOOK_S = 3.0
-"""How long the end waits for that look, so that a page that is open shows how the job ended."""
 _CLOSE_S = 3.0
 
 
@@ -151,7 +148,7 @@ class JobPage:
         """Take a look from now on for a reader's last: the job shows its end."""
         now_s = time.monotonic()
         self._looked.clear()
-        is_watched = now_s - self._looked_s < WATCHED_S
+        is_watched = now_s - self._looked_s < FOLLOWED_S
         self._last_look_s = now_s + (LAST_LOOK_S if is_watched else 0.0)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from tests.support.watched_job import WatchedJob
 from tfos.cluster import TFCluster
+from tfos.control.coordinator import LAST_LOOK_S
 from tfos.errors import SettingsError
 from tfos.watch import page_server
 from tfos.watch.doors import PageRequest
@@ -279,7 +280,7 @@ def test_the_last_look_of_a_page_is_awaited_from_the_end_of_the_job_on(
         served._note_look()
     monkeypatch.setattr(served._looked, "wait", waited.append)
     served.close()
-    assert waited == [page_server.LAST_LOOK_S - 2.0]
+    assert waited == [LAST_LOOK_S - 2.0]
     assert served._looked.is_set() is looks_again
 
 
