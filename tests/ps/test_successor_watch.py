@@ -73,6 +73,12 @@ def replace(storage: FlakyStorage) -> None:
     GenerationFence(storage_at(storage.where()), "c", 0).claim()
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By the watch; the fence may have been about to write its number again, and tells that."""
+    by_watch = (each for each in caplog.records if each.name == successor_watch.__name__)
+    return [each.getMessage() for each in by_watch]
+
+
 @pytest.mark.fault("F11")
 def test_a_replaced_server_is_found_at_its_next_look(storage, watch, monkeypatch):
     monkeypatch.setattr(successor_watch, "LOOK_S", 0.0)
@@ -104,15 +110,16 @@ def test_all_requests_of_a_thawed_server_wait_for_its_look(storage, watch, monke
 
 @pytest.mark.fault("F40")
 def test_a_look_that_hangs_is_waited_for_once_and_told_once(storage, watch, monkeypatch, caplog):
-    monkeypatch.setattr(successor_watch, "HANG_S", 0.3)
+    monkeypatch.setattr(successor_watch, "HANG_S", 1e9)
     monkeypatch.setattr(successor_watch, "LOOK_S", 0.0)
     assert watch.successor() is None
     storage.hang()
+    monkeypatch.setattr(successor_watch, "HANG_S", 0.3)
     assert watch.successor() is None
     monkeypatch.setattr(successor_watch, "HANG_S", 1e9)
     assert watch.successor() is None
-    (record,) = caplog.records
-    assert record.getMessage() == (
+    (message,) = told(caplog)
+    assert message == (
         f"{storage.where()} has not answered for 0.3 s: ps:0 serves on, and cannot see whether "
         f"another process has replaced it. End this one (pid {os.getpid()}) before another one is "
         "started in its place"
@@ -120,7 +127,7 @@ def test_a_look_that_hangs_is_waited_for_once_and_told_once(storage, watch, monk
     replace(storage)
     storage.answers.set()
     wait_until(lambda: watch.successor() is not None)
-    assert caplog.messages[1:] == [f"{storage.where()} answers again"]
+    assert told(caplog)[1:] == [f"{storage.where()} answers again"]
 
 
 @pytest.mark.fault("F40")
@@ -130,19 +137,13 @@ def test_a_directory_that_fails_holds_up_nothing_and_is_told_with_its_error(
     monkeypatch.setattr(successor_watch, "LOOK_S", 0.0)
     monkeypatch.setattr(successor_watch, "HANG_S", 1e9)
     storage.error = OSError(errno.ESTALE, "Stale file handle")
-
-    def told() -> list[str]:
-        """By the watch; the fence may have been about to write its number again, and tells that."""
-        by_watch = (each for each in caplog.records if each.name == successor_watch.__name__)
-        return [each.getMessage() for each in by_watch]
-
     assert watch.successor() is None
     assert watch.successor() is None
-    (message,) = told()
+    (message,) = told(caplog)
     assert "cannot be read ([Errno 116] Stale file handle): ps:0 serves on" in message
     storage.error = None
-    wait_until(lambda: len(told()) == 2)
-    assert told()[1] == f"{storage.where()} answers again"
+    wait_until(lambda: len(told(caplog)) == 2)
+    assert told(caplog)[1] == f"{storage.where()} answers again"
 
 
 @pytest.mark.fault("F11")

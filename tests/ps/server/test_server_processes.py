@@ -70,9 +70,7 @@ def test_killing_a_server_ends_a_waiting_sync_push(tmp_path: Path):
         client.seed(manifest, filled(manifest))
 
         def kill() -> None:
-            deadline_s = time.monotonic() + 10
-            while other.stats()[0].missing != (1,):
-                assert time.monotonic() < deadline_s
+            wait_until(lambda: other.stats()[0].missing == (1,), "the push to wait")
             servers[0].send(signal.SIGKILL)
 
         pushed, _ = run_all(partial(client.push, filled(manifest, 1.0), hyper=HYPER, rows=1), kill)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
+from tests.support.waiting import WAIT_S
 from tfos import InputMode, NodeFailedError, TFCluster
 
 pytestmark = [
@@ -51,7 +52,7 @@ def test_all_executors_are_workers_and_the_servers_end_with_the_cluster(spark, c
     assert {nodes[name].executor_id for name in ("ps:0", "ps:1")} == {"driver"}
     cluster.shutdown()
     assert len(set(cluster.results())) == 3  # of three executors with one slot each
-    _, left = psutil.wait_procs(own, timeout=5.0)
+    _, left = psutil.wait_procs(own, timeout=WAIT_S)
     assert left == []
     assert "all parameters are on the driver's host" in capfd.readouterr().err
 

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 from rpc.endpoint import Endpoint
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tests.support.watched_job import WatchedJob
 from tfos.control import messages
 from tfos.control.restarts.node_end import is_from_outside
 from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId, is_symptom
 from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
-
-WAIT_S = 10.0
 
 
 def reporter(connect, notices):
@@ -99,13 +97,13 @@ class Refusing(CutOff):
 def test_a_driver_that_fails_every_call_at_once_is_asked_in_turns_and_the_first_reason_stays(
     monkeypatch,
 ):
-    monkeypatch.setattr("tfos.node.supervisor.reporter.REGISTER_WINDOW_S", 0.3)
-    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.1)
+    monkeypatch.setattr("tfos.node.supervisor.reporter.REGISTER_WINDOW_S", 1.0)
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.4)
     notices: queue.SimpleQueue[Unwanted] = queue.SimpleQueue()
     client = Refusing()
     each = reporter(lambda: client, notices)
     each.start()
-    assert "in 0.3 s: the handshake failed; " in notices.get(timeout=WAIT_S).reason
+    assert "in 1 s: the handshake failed; " in notices.get(timeout=WAIT_S).reason
     assert 1 < len(client.waited_s) <= 4
     each.finish(WAIT_S)
 
@@ -223,7 +221,7 @@ class DriverThatCannotHandleEpochs(PlayedDriver):
 def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_text(monkeypatch):
     """The driver would wait for ever for the end of main_fun, whose report stands behind it."""
     monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.01)
-    monkeypatch.setattr("tfos.node.supervisor.reporter._MOST_FAILURES_S", 0.2)
+    monkeypatch.setattr("tfos.node.supervisor.reporter._MOST_FAILURES_S", 1.0)
     driver = DriverThatCannotHandleEpochs()
     notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
     each = reporter(lambda: driver, notices)
@@ -234,7 +232,7 @@ def test_an_event_that_the_driver_cannot_handle_ends_the_node_with_the_drivers_t
     try:
         wanted = [notices.get(timeout=WAIT_S) for _ in range(2)]
         assert isinstance(wanted[1], Unwanted)
-        assert "could not handle EpochTrained for 0.2 s" in wanted[1].reason
+        assert "could not handle EpochTrained for 1 s" in wanted[1].reason
         assert "no such feed" in wanted[1].reason
         assert driver.num_tries > 3
         error = driver.job.coordinator.error()
