@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import signal
 import threading
@@ -180,13 +181,17 @@ def test_jobs_run_in_the_scheduler_pool_of_the_users_thread(spark):
 
 def test_the_job_of_a_new_attempt_runs_in_the_scheduler_pool_of_the_users_thread(spark):
     spark.setLocalProperty("spark.scheduler.pool", "mine")
-    config = ClusterConfig(verbose=False, restarts=Restarts(workers=1))
+    config = dataclasses.replace(CONFIG, restarts=Restarts(workers=1))
     with _reserve(spark, config=config) as cluster:
         cluster.start(main_fun)
+        before = list(spark.nodes)
         lost = NodeId("worker", 1)
         failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
         report_to(cluster._reserved.coordinator, lost, messages.Failed(failure))
-        wait_until(lambda: len(spark.pools) == 3, "the job of the new attempt")
+        wait_until(
+            lambda: any(node.started.is_set() for node in spark.nodes if node not in before),
+            "the new attempt",
+        )
     assert spark.pools == ["mine"] * 3
 
 
