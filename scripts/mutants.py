@@ -32,7 +32,9 @@ ROOT = Path(__file__).parents[1]
 LIST = ROOT / "scripts" / "mutants.toml"
 PARTS = ("rpc", "ps", "feeding", "tfos", "pyspark_tfrecord", "tests", "scripts", "pyproject.toml")
 LONGEST_S = 180.0
-"""Of one pytest process; the tests of the list take seconds."""
+"""Of the pytest process of one defence, whose tests take seconds."""
+LONGEST_TEST_S = 3.0
+"""On average over all tests of the list, which one process runs with all defences."""
 RESULT = "verdict.json"
 
 
@@ -133,8 +135,13 @@ class Copy:
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
 
-    def run(self, tests: Sequence[str]) -> dict[str, list[str]]:
-        """Run tests in the copy; returns their ids, or other texts, by how they ended."""
+    def run(self, tests: Sequence[str], longest_s: float = LONGEST_S) -> dict[str, list[str]]:
+        """Run tests in the copy; returns their ids, or other texts, by how they ended.
+
+        Args:
+            tests: their ids and options of pytest.
+            longest_s: seconds until they are ended.
+        """
         result = self.root / RESULT
         result.unlink(missing_ok=True)
         options = ("-p", "no:cacheprovider", "-p", "scripts.mutant_verdict", "-q", "--no-header")
@@ -150,7 +157,7 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                status = process.wait(LONGEST_S)
+                status = process.wait(longest_s)
             except subprocess.TimeoutExpired:
                 status = None
             finally:
@@ -159,7 +166,7 @@ class Copy:
                     process.wait()
         ended: dict[str, list[str]] = json.loads(result.read_text()) if result.exists() else {}
         if status is None:
-            ended.setdefault("errors", []).append(f"no end within {LONGEST_S:g} s")
+            ended.setdefault("errors", []).append(f"no end within {longest_s:g} s")
         elif status and not (ended.get("assertions") or ended.get("errors")):
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             ended.setdefault("errors", []).append(f"pytest ended with {status}: {''.join(last)}")
@@ -211,7 +218,8 @@ def failing_without(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[str
     """Run all tests with all defences; returns what failed, by the name in the list."""
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     begun_s = time.monotonic()
-    ended = copy.run([*tests, "--mutant-run-all"])
+    longest_s = max(LONGEST_S, LONGEST_TEST_S * len(tests))
+    ended = copy.run([*tests, "--mutant-run-all"], longest_s)
     print(f"with all defences: {len(ended.get('passed', []))} tests passed", end="")
     print(f" ({time.monotonic() - begun_s:.1f} s)", flush=True)
     failed = [*ended.get("assertions", []), *ended.get("errors", [])]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis.errors import Flaky
 
+from scripts import mutants
 from scripts.mutant_verdict import is_assertion
-from scripts.mutants import End, Mutant, load, run
+from scripts.mutants import Copy, End, Mutant, failing_without, load, run
 
 LEAST = 60
 DEFENCE = "def limited(n):\n    if n > 3:\n        raise ValueError(n)\n    return n\n"
@@ -90,6 +91,20 @@ def test_an_assertion_an_error_and_nothing_are_told_apart(
     verdicts = run([*expected], shop, ("shop.py", "test_shop.py", "scripts"))
     assert {verdict.mutant: verdict.end for verdict in verdicts} == expected
     assert (shop / "shop.py").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_all_tests_of_the_list_have_more_time_than_those_of_one_defence(
+    shop: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(mutants, "LONGEST_S", 0.0)
+    parts = ("shop.py", "test_shop.py", "scripts")
+    copy = Copy(shop, tmp_path_factory.mktemp("copy"), parts)
+    refuses = without_limit("refuses")
+    assert copy.run(refuses.tests, 0.0)["errors"] == ["no end within 0 s"]
+    monkeypatch.setattr(mutants, "LONGEST_TEST_S", 60.0)
+    assert failing_without(copy, [refuses]) == {refuses.tests[0]: []}
 
 
 @pytest.mark.slow
