@@ -1,7 +1,8 @@
 """Checks around every test: the environment stays as it was, and no thread or child is left.
 
 A test belongs to exactly one group of scripts/test; `--shuffle SEED` runs files, and the tests in
-each file, in a random order.
+each file, in a random order, and draws Hypothesis' examples anew. Without it they are always the
+same.
 
 A test that leaves something behind fails by name, instead of disturbing a later one. What a
 library keeps for the life of the process (py4j's connections, Spark's JVM) is named here, with
@@ -56,12 +57,17 @@ SETTLE_S = 20.0
 EXECUTORS = "local-cluster[3,1,1024]"  # half of what runs on the fixture `spark`
 
 # How long an example takes, or its data to make, is the machine's affair.
-settings.register_profile("tfos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("tfos", settings.get_profile("random"), derandomize=True)
 settings.load_profile("tfos")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tickets and records of the tests' clusters out of the user's own directories."""
+    if config.getoption("shuffle"):
+        settings.load_profile("random")
     own = tempfile.mkdtemp(prefix="tfos-tests-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
     os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = own
