@@ -18,13 +18,13 @@ from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
 from scripts.local_hdfs.cluster import LocalHdfs
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DATA = os.urandom(MIB) * 20
 """Two blocks, so that blocks of both DataNodes are read."""
 PATIENT = FileSystemConfig(call_timeout_s=3, patience_s=100, range_bytes=MIB)
-SETTLE_S = 60.0
 
 
 @pytest.fixture
@@ -99,10 +99,10 @@ def outage(fs, directory, caplog, begin, end):
         try:
             running = {name: pool.submit(task) for name, task in tasks.items()}
             read += file.read()  # needs no NameNode
-            deadline_s = time.monotonic() + SETTLE_S
-            while sum("trying for" in record.message for record in caplog.records) < len(tasks):
-                assert time.monotonic() < deadline_s
-                threading.Event().wait(0.01)
+            wait_until(
+                lambda: sum("trying for" in text for text in caplog.messages) >= len(tasks),
+                lambda: caplog.messages,
+            )
             assert not any(task.done() for task in running.values())
         finally:
             end()

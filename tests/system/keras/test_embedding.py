@@ -443,7 +443,7 @@ def test_ids_from_the_middle_of_a_model_are_looked_up_inside_the_step_and_said_o
         tables = {each.name: each.rows for each in cluster.servers[0].stats().tables}
         assert tables["first"] > 150
         assert 1 < tables["second"] <= DIM
-    said = [record.getMessage() for record in caplog.records if "inside the step" in record.message]
+    said = [each for each in caplog.messages if "inside the step" in each]
     assert len(said) == 1
     assert "layer 'late'" in said[0]
 
@@ -616,7 +616,7 @@ def test_large_stock_embeddings_are_warned_of_once(caplog):
     model.compile("sgd", "mse")
     with serving() as cluster, caplog.at_level(logging.WARNING, "tfos"):
         distribute(model, cluster.contexts[0])
-    (said,) = [each.getMessage() for each in caplog.records if "table=" in each.message]
+    (said,) = [each for each in caplog.messages if "table=" in each]
     assert "tfos.keras.Embedding(8, table='large') in the place of keras.layers.Embedding" in said
     assert "(32768, 8), layer 'large', 1048576 bytes" in said
     assert "'larger', 2097152 bytes" in said
