@@ -27,3 +27,14 @@ def untuned_datasets() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.data.Dataset, "__iter__", untuned)
         yield
+
+
+@pytest.fixture(scope="module")
+def deterministic() -> Iterator[None]:
+    """Operations give the same bits again, in all tests of the module."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    # No public way back: another module of the same process would otherwise inherit it.
+    from tensorflow.python.framework import config
+
+    config.disable_op_determinism()

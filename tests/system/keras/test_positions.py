@@ -21,6 +21,7 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.reading import splits
+from tests.support.counting_loss import Count
 from tests.support.keras_training import DEADLINE_S, Context, serving, together
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.keras import Embedding
@@ -53,14 +54,6 @@ def files(tmp_path: Path, monkeypatch) -> Path:
 def rows_of(ctx: Context, files: Path) -> FileRows:
     columns = {"x": Feature("float32", (NUM_ROWS,)), "y": Feature("float32")}
     return Reading(ctx).tfrecord(files, columns)  # type: ignore[arg-type]
-
-
-class Count(keras.losses.Loss):  # type: ignore[misc]
-    def __init__(self):
-        super().__init__(reduction="sum")
-
-    def call(self, y_true, y_pred):
-        return 0.0 * y_true - y_pred[:, 0]
 
 
 def make_model(*, has_table: bool) -> keras.Model:

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 
 from feeding.arrow.packer import ArrowPacker
 from feeding.config import FeedConfig
@@ -17,7 +16,11 @@ from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 
-pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    pytest.mark.usefixtures("deterministic"),
+]
 
 BATCH = 16
 EPOCHS = 3
@@ -26,16 +29,6 @@ COLUMNS: dict[str, Any] = {
     "label_cols": "late",
     "weight_col": "weight",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def deterministic():
-    tf.config.experimental.enable_op_determinism()
-    yield
-    # No public way back: another module of the same process would otherwise inherit it.
-    from tensorflow.python.framework import config
-
-    config.disable_op_determinism()
 
 
 def table(num_rows, seed):

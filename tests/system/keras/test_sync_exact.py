@@ -11,7 +11,11 @@ from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    pytest.mark.usefixtures("deterministic"),
+]
 
 STEPS = 50
 BATCH = 32
@@ -29,16 +33,6 @@ OPTIMIZERS = {
 
 ONCE = ("schedule",)
 """A rule with slots and one with a rate that changes; test_optimizer_parity.py has all rules."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def deterministic():
-    tf.config.experimental.enable_op_determinism()
-    yield
-    # No public way back: another module of the same process would otherwise inherit it.
-    from tensorflow.python.framework import config
-
-    config.disable_op_determinism()
 
 
 def make_model(optimizer):
