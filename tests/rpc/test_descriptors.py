@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from tests.support.waiting import WAIT_S
+
 pytestmark = pytest.mark.slow
 
-WAIT_S = 60.0
 COORDINATOR = """
 import io
 from tfos.config import ClusterConfig

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.control import ControlBed
+from tests.support.waiting import WAIT_S
 from tfos import tls_server
 from tfos.control import messages
 
 pytestmark = [pytest.mark.socket, pytest.mark.slow]
 
-WAIT_S = 30.0
 HELLO = b"\x16\x03\x01\x30\x00\x01\x00\x2f\xfc\x03\x03" + bytes(12_000)
 """A record of TLS and in it a ClientHello, legal as far as it has come: garbage is cut at once."""
 DESCRIPTORS = 256

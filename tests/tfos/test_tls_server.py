@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
+from tests.support.waiting import WAIT_S
 from tfos.tls_server import DaemonThreads
-
-WAIT_S = 10.0
 
 
 def refuse(_thread: threading.Thread) -> None:

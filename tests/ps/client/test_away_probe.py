@@ -13,12 +13,11 @@ from ps.client import client as client_module
 from ps.client.server_group import AwayProbe
 from ps.manifest.manifest import Hyper
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F08")]
 
 MANIFEST = make_manifest(60, rule=ADD, consistency="sync", reduction="sum")
-WAIT_S = 30.0
 
 
 def test_a_server_that_is_started_again_hears_that_a_worker_is_away(

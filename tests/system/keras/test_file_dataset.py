@@ -17,6 +17,7 @@ from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from tests.support.keras_training import serving, together
+from tests.support.waiting import wait_until
 from tfos.control.epoch_log import EpochLog
 from tfos.errors import NotDistributed, SettingsError, SortedRowsWarning
 from tfos.keras.data.lone_progress import LoneProgress
@@ -337,15 +338,6 @@ def is_open(path: Path) -> bool:
     return any(os.path.realpath(each) == str(path) for each in descriptors.iterdir())
 
 
-def until(condition) -> None:
-    deadline = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        deadline.wait(0.01)
-    raise AssertionError("the deadline has passed")
-
-
 def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
     path = write(tmp_path / "rows", range(1000))
     others = set(threading.enumerate())  # of tests before, whose workers may end later
@@ -356,8 +348,8 @@ def test_an_epoch_that_is_left_ends_its_thread_and_closes_its_file(tmp_path):
     assert is_open(path)
     data.close()
     del data
-    until(lambda: not is_open(path))
-    until(lambda: not reading.is_alive())
+    wait_until(lambda: not is_open(path))
+    wait_until(lambda: not reading.is_alive())
     batches = rows_of(path, 0, 1).batches(2)
     next(batches)
     assert is_open(path)

@@ -4,10 +4,9 @@ import io
 
 import pytest
 
+from tests.support.waiting import WAIT_S
 from tfos.console.console import Console
 from tfos.console.printable import printable
-
-WAIT_S = 10.0
 
 
 class _Terminal(io.StringIO):

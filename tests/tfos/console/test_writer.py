@@ -11,11 +11,10 @@ import time
 import pytest
 
 from tests.support.unread_pipe import UnreadPipe
+from tests.support.waiting import WAIT_S
 from tfos.console import writer
 from tfos.console.console import Console
 from tfos.console.direct_stream import DirectStream
-
-WAIT_S = 20.0
 
 
 @pytest.fixture

@@ -7,13 +7,11 @@ import time
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tfos.control import messages, outbox
 from tfos.control.client import CALL_TIMEOUT_S
 from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId
-
-WAIT_S = 30.0
 
 
 def _register(node: NodeId) -> messages.Register:

@@ -15,6 +15,7 @@ import pytest
 
 from rpc.auth.certificates import TlsCredentials
 from tests.support.control import ControlBed, RecordingHandler
+from tests.support.waiting import WAIT_S
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlRefused, ControlUnavailable
@@ -23,7 +24,6 @@ from tfos.tls_channel import channel_credentials
 
 pytestmark = pytest.mark.socket
 
-WAIT_S = 30.0
 REFUSED_S = 0.7
 """An accepted call takes 20 ms; a refused one is tried again until its deadline."""
 NODE = NodeId("worker", 0)

@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from tests.support.feed import eventually
+from tests.support.waiting import WAIT_S
 from tfos.errors import NotEnoughSlots
 from tfos.estimators.slots import SlotQueue
-
-WAIT_S = 30.0
 
 
 class Fit(threading.Thread):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import WAIT_S
 from tfos.node import procfs
-
-WAIT_S = 30.0
 
 TREE = """
 import os, subprocess, sys, time

@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
+from tests.support.waiting import wait_until
 from tests.support.watched_job import WatchedJob
 from tfos.cluster import TFCluster
 from tfos.control.coordinator import LAST_LOOK_S
@@ -289,9 +289,7 @@ def test_a_page_ends_with_its_job(served):
     address = _address(served)
     served.close()
     served.close()
-    deadline_s = time.monotonic() + 10.0
-    while any(each.name == "tfos-page" for each in threading.enumerate()):
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: all(each.name != "tfos-page" for each in threading.enumerate()))
     with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's
         socket.create_connection(address, timeout=1.0).close()
 

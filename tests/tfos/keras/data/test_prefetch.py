@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from tests.support.waiting import WAIT_S
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.prefetch import Prefetcher
 
-DEADLINE_S = 10.0
 END = "end"
 
 
@@ -38,7 +38,7 @@ def test_no_more_than_depth_and_one_are_read_ahead_and_nothing_past_the_end():
 
     reader = Prefetcher(source, lambda item: item == END, depth=2, name="read")
     reader.start()
-    assert third.wait(DEADLINE_S)
+    assert third.wait(WAIT_S)
     assert len(read) == 3
     assert [reader.take() for _ in range(6)] == [0, 1, 2, 3, 4, END]
     assert len(read) == 6
