@@ -5,6 +5,8 @@ Runner, MirroredStrategyRunner and runner, for functions as ranks; map_train; pr
 timeseries; register_data_sources; and modules of TensorFlowOnSpark that programs import (TFNode,
 TFParallel, dfutil, pipeline, gpu_info, compat). They load on first use, so that `import tfos` costs
 neither pyspark nor TensorFlow; node processes import parts of this package a thousand times.
+keras, ml, orca, serving and errors load so as well, but not by `from tfos import *`, which would
+put tfos.keras in the place of Keras.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from rpc.lazy import lazy_names  # noqa: E402 - only if rpc is ours
 
 if TYPE_CHECKING:
     from tfos import dfutil as dfutil
+    from tfos import errors as errors
+    from tfos import keras as keras
+    from tfos import ml as ml
+    from tfos import orca as orca
     from tfos import runner as runner
+    from tfos import serving as serving
     from tfos import timeseries as timeseries
     from tfos.cluster import TFCluster
     from tfos.collectives.group import RankGroup
@@ -146,13 +153,18 @@ _HOMES = {
     "TrainingState": "tfos.many.queue",
     "compat": "tfos.tensorflowonspark.compat:",
     "dfutil": "tfos.dfutil:",
+    "errors": "tfos.errors:",
     "gpu_info": "tfos.tensorflowonspark.gpu_info:",
+    "keras": "tfos.keras:",
     "map_train": "tfos.many.map_train",
+    "ml": "tfos.ml:",
+    "orca": "tfos.orca:",
     "pipeline": "tfos.tensorflowonspark.pipeline:",
     "predict_column": "tfos.predict.column",
     "register_data_sources": "tfos.datasource",
     "run": "tfos.runner.spark_run",
     "runner": "tfos.runner:",
+    "serving": "tfos.serving:",
     "timeseries": "tfos.timeseries:",
 }
 

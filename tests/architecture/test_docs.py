@@ -149,6 +149,20 @@ def test_code_in_documents_and_examples_calls_methods_and_keywords_that_exist():
     assert checked > 50
 
 
+def test_code_in_documents_and_examples_finds_in_tfos_what_it_does_not_import():
+    import tfos
+
+    wrong, checked = [], 0
+    for place, source in _programs().items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "tfos":
+                checked += 1
+                if node.attr not in dir(tfos) and f"import tfos.{node.attr}" not in source:
+                    wrong.append(f"{place}: tfos.{node.attr}")
+    assert not wrong
+    assert checked > 5
+
+
 def _public_calls() -> dict[str, Any]:
     """What the text calls, by the names that it has there: those of the programs, and tfos' own."""
     import tfos
