@@ -476,6 +476,14 @@ class OwnRule(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
     [
         (lambda: keras.optimizers.Muon(), "Muon, which orthogonalizes .* matrix.*AdamW or Lion"),
         (lambda: keras.optimizers.Lamb(), "Lamb, which scales .* whole parameter.*use AdamW"),
+        (
+            lambda: keras.optimizers.ScheduleFreeAdamW(),
+            "ScheduleFreeAdamW, which keeps values .*use AdamW with use_ema=True",
+        ),
+        (
+            lambda: keras.optimizers.MultiOptimizer(lambda _: keras.optimizers.SGD(0.1)),
+            "MultiOptimizer, which has an optimizer per variable.*use one of its optimizers",
+        ),
         (lambda: keras.optimizers.Adafactor(), "Adafactor, which keeps sums over.*use Adam"),
         (lambda: OwnRule(0.1), "no update rule for OwnRule; compile .* one of: SGD, Adagrad"),
         (

@@ -21,10 +21,22 @@ SUPPORTED = (
     "SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, Adamax, Nadam, Ftrl, Lion, with all their "
     "settings"
 )
-_WHOLE_TENSORS = {
-    "Adafactor": ("keeps sums over the rows and columns of each matrix", "Adam or Adagrad"),
-    "Lamb": ("scales each update by the norm of its whole parameter", "AdamW"),
-    "Muon": ("orthogonalizes the update of each whole matrix", "AdamW or Lion"),
+_SLICES = "but a server holds slices of parameters"
+_WITHOUT_RULE = {
+    "Adafactor": (
+        f"keeps sums over the rows and columns of each matrix, {_SLICES}",
+        "Adam or Adagrad",
+    ),
+    "Lamb": (f"scales each update by the norm of its whole parameter, {_SLICES}", "AdamW"),
+    "MultiOptimizer": (
+        "has an optimizer per variable, but the servers follow one for all variables",
+        "one of its optimizers",
+    ),
+    "Muon": (f"orthogonalizes the update of each whole matrix, {_SLICES}", "AdamW or Lion"),
+    "ScheduleFreeAdamW": (
+        "keeps values to evaluate with beside those to train, but no rule of the servers does",
+        "AdamW with use_ema=True",
+    ),
 }
 
 
@@ -65,10 +77,10 @@ def check(optimizer: Any) -> None:
 
 
 def _reason(kind: str) -> str:
-    if kind not in _WHOLE_TENSORS:
+    if kind not in _WITHOUT_RULE:
         return ""
-    why, instead = _WHOLE_TENSORS[kind]
-    return f", which {why}, but a server holds slices of parameters (use {instead})"
+    why, instead = _WITHOUT_RULE[kind]
+    return f", which {why} (use {instead})"
 
 
 def keeps_averages(optimizer: Any) -> bool:
