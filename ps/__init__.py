@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         ParamSpec,
     )
     from ps.manifest.table_spec import Admission, TableSpec
-    from ps.metadata import AttachedMetadata
+    from ps.metadata import AttachedMetadata, pushed
     from ps.protocol.messages import Ack, Description
     from ps.protocol.permissions import ServerPhase
     from ps.server.server import PSServer
@@ -80,6 +80,7 @@ __all__ = [
     "WorkerStats",
     "errors",
     "initializers",
+    "pushed",
     "rules",
 ]
 
@@ -118,6 +119,7 @@ _HOMES = {
     "WorkerStats": "ps.stats.server_stats",
     "errors": "ps.errors:",
     "initializers": "ps.manifest.initializer_spec:",
+    "pushed": "ps.metadata",
     "rules": "ps.manifest.rule_spec:",
 }
 

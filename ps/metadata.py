@@ -49,7 +49,7 @@ class Payload(Protocol):
 
 
 class AttachedMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """Metadata that comes with a push."""
+    """Metadata that comes with a push; `pushed` makes it."""
 
     name: MetadataName
     text: Annotated[str, msgspec.Meta(max_length=MAX_PUSHED_LENGTH)]

@@ -341,7 +341,7 @@ class PSClient:
     ) -> Ack:
         """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
 
-        `metadata` (ps.metadata.pushed) is kept at the moment at which the gradient is part of the
+        `metadata` (ps.pushed) is kept at the moment at which the gradient is part of the
         parameters of ps:0: a checkpoint holds both or neither.
 
         In ssp it is applied at once, and the call waits while this worker is more than the
