@@ -1,8 +1,8 @@
 """Checks around every test: the environment stays as it was, and no thread or child is left.
 
 A test belongs to exactly one group of scripts/test; `--shuffle SEED` runs files, and the tests in
-each file, in a random order, and draws Hypothesis' examples anew. Without it they are always the
-same.
+each file, in a random order. Hypothesis' examples are always the same, but with it and in the long
+group.
 
 A test that leaves something behind fails by name, instead of disturbing a later one. What a
 library keeps for the life of the process (py4j's connections, Spark's JVM) is named here, with
@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, settings
 
 from scripts.local_hdfs.cluster import LocalHdfs
 from scripts.local_hdfs.errors import MissingTool
-from scripts.test_groups import names_for
+from scripts.test_groups import LONG, names_for
 from tests.support.spark_submit import QUICK_JVM
 
 LIBRARY_THREADS = (
@@ -66,7 +66,7 @@ settings.load_profile("tfos")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tickets and records of the tests' clusters out of the user's own directories."""
-    if config.getoption("shuffle"):
+    if config.getoption("shuffle") or config.getoption("markexpr") == LONG.marks:
         settings.load_profile("random")
     own = tempfile.mkdtemp(prefix="tfos-tests-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
