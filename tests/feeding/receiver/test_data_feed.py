@@ -165,6 +165,63 @@ def test_input_mapping_of_nested_rows():
     assert feed.next_batch(9) == {"pair": [(1, 2), (3, 4)], "text": ["t", "u"]}
 
 
+PAIR = row_class(("label", "features"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "features"),
+    [
+        ([PAIR((i, (i, 0.5))) for i in range(2)], [(0, 0.5), (1, 0.5)]),
+        ([PAIR((i, ["p", "q"])) for i in range(2)], [["p", "q"], ["p", "q"]]),
+        ([{"label": i, "features": {"a": i}} for i in range(2)], [{"a": 0}, {"a": 1}]),
+    ],
+    ids=["tuple", "texts", "dict"],
+)
+def test_input_mapping_takes_nested_columns_by_name_too(rows, features):
+    mapping = {"features": "x", "label": "y"}
+    _, feed = make([rows], input_mapping=mapping)
+    assert feed.next_batch(9) == {"x": features, "y": [0, 1]}
+    _, feed = make([rows], input_mapping=mapping)
+    arrays = feed.next_arrays(9)
+    assert list(arrays) == ["x", "y"]
+    assert arrays["y"].tolist() == [0, 1]
+
+
+def test_input_mapping_of_a_struct_gives_its_arrays():
+    rows = [{"label": i, "features": {"a": i + 5, "b": "t"}} for i in range(2)]
+    _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
+    features = feed.next_arrays(9)["x"]
+    assert (features["a"].tolist(), features["b"].tolist()) == ([5, 6], ["t", "t"])
+    _, feed = make([rows], input_mapping={"features.a": "x", "label": "y"})
+    assert feed.next_arrays(9)["x"].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        row_class(("label", "Image"))((0, 7)),
+        row_class(("Label", "Image"))((0, 7)),
+        {"label": 0, "Image": 7},
+        {"a": 0, "b": 7},
+    ],
+    ids=["Row", "Row in capitals", "dict", "other dict"],
+)
+def test_input_mapping_does_not_take_columns_of_other_names_by_position(row, call):
+    _, feed = make([[row]], input_mapping={"image": "x", "label": "y"})
+    told = r"names the columns \['image', 'label'\], a row has \[.*\], without \['image'"
+    with pytest.raises(SchemaError, match=told):
+        getattr(feed, call)(9)
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+def test_input_mapping_takes_rows_without_any_of_its_names_by_position(call):
+    rows = [row_class(("_1", "_2"))((i, i + 5)) for i in range(2)]
+    _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [0, 1], "y": [5, 6]}
+
+
 def test_input_mapping_that_does_not_fit_says_both_numbers():
     _, feed = make([[(1, 2, 3)]], input_mapping={"a": "A", "b": "B"})
     with pytest.raises(SchemaError, match=r"names 2 columns \['a', 'b'\], a row has 3 values"):
