@@ -2,12 +2,20 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 
 from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedError, FeedSettingsError, FeedTimeout, ResultCountError, SchemaError
+from feeding.errors import (
+    FeedError,
+    FeedSettingsError,
+    FeedTimeout,
+    ResultCountError,
+    ResultTypeError,
+    SchemaError,
+)
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 
@@ -125,6 +133,19 @@ def test_results_may_come_in_parts_but_must_be_complete():
     feed.batch_results(iter([3]))
     with pytest.raises(ResultCountError, match="worker:1 returned 3 results for 4 rows"):
         feed.next_batch(4)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [([0.5], "list"), (0.5, "float"), (np.float32(0.5), "float32")], ids=str
+)
+def test_a_dict_of_what_is_no_array_is_no_result(value, kind):
+    _, feed = make([[1.0]], mode="inference")
+    feed.next_batch(1)
+    told = rf"dict with 'pred' of {kind}, expected arrays .* np\.asarray"
+    with pytest.raises(ResultTypeError, match=told):
+        feed.batch_results({"digit": np.zeros(1), "pred": value})
+    feed.batch_results([{"pred": 0.5}])
+    assert feed.next_batch(1) == []
 
 
 def test_input_mapping_orders_tensors_by_column_name():
