@@ -1,13 +1,13 @@
 """Array packer: results that a model returns as arrays to chunks, without Python code per row.
 
-Covers: which results count as arrays, their rows, ArrayPacker.
-Does not: results given row by row (packer).
+Covers: which results count as arrays, their rows, ArrayPacker; sizes of chunks of other results.
+Does not: encode results given row by row (packer).
 Threads: one per packer; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,15 @@ class ArrayPacker(Packer):
                 layout = ColumnGroup("dict", names, (None,) * len(names))
             yield self._finish(out, layout, len(part))
             self._row += len(part)
+
+    def pack_rows(self, rows: Sequence[Any]) -> Iterator[Chunk]:
+        """Yield chunks of at most `chunk_rows` rows and about `chunk_bytes` that hold these rows.
+
+        Raises:
+            RowError: a row fits no column, or no chunk.
+        """
+        for start in range(0, len(rows), self._config.chunk_rows):
+            yield from self._split(list(rows[start : start + self._config.chunk_rows]))
 
 
 def _add(out: Collector, array: Array, name: str) -> None:

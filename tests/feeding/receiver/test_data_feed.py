@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
@@ -133,6 +134,17 @@ def test_results_may_come_in_parts_but_must_be_complete():
     feed.batch_results(iter([3]))
     with pytest.raises(ResultCountError, match="worker:1 returned 3 results for 4 rows"):
         feed.next_batch(4)
+
+
+def test_wide_results_come_in_chunks_bounded_by_bytes():
+    channel, feed = make([range(64)], mode="inference", chunk_rows=64)
+    feed.next_batch(64)
+    rows = [np.full(50_000, row, np.float64) for row in range(64)]
+    feed.batch_results(rows)
+    ready = channel._state.answers_of("input").session(1).ready
+    assert max(chunk.num_bytes for chunk in ready) <= 2 * CONFIG.chunk_bytes
+    assert [row[0] for chunk in ready for row in rows_of(chunk)] == list(range(64))
+    assert [chunk.meta.first_row for chunk in ready] == list(range(0, 64, ready[0].num_rows))
 
 
 @pytest.mark.parametrize(
