@@ -116,10 +116,16 @@ class EpochFeeder:
             validation: what is to validate this epoch.
         """
         feed, batch = call.feed, request.batch
-        targets = self._await_targets(call, progress)
+        try:
+            targets = self._await_targets(call, progress)
+            call.check_wanted()
+        except BaseException:
+            # Workers know a validation's number already: it came with the epoch that it validates.
+            if not request.is_validation:
+                call.epochs.give_back(call.epoch)
+            raise
         if not targets:
             return None
-        call.check_wanted()
         checked_by = validation.feed_epoch if validation is not None else None
         stall_s = chief_limit_s(self._config.checkpoints, call.limit_s)
         if batch is not None:

@@ -293,6 +293,32 @@ def test_epochs_count_to_those_that_train_has_fed_whole():
     assert played.counts == [0, 1, 0, 2, 3]
 
 
+@pytest.mark.parametrize("validation", [None, REQUEST.data], ids=["rows", "validation"])
+def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(validation):
+    """Its end would never be ordered, and workers read no row of an epoch behind it."""
+
+    class GoesOn(Played):
+        def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+            for worker in self.state.workers:
+                for ended in tasks:
+                    reached = messages.FlushReached(ended.feed, ended.epoch)
+                    self.state.on_event(worker.node, reached, 0.0)
+            return done(self.state)
+
+    def feed(task: FeedTask) -> list[FeedReport]:
+        tasks.append(task)
+        return ten_each(task)
+
+    tasks: list[FeedTask] = []
+    made = jobs(GoesOn(), feed)
+    request = dataclasses.replace(REQUEST, validation=validation)
+    with pytest.raises(FeedJobError, match="epoch 1 of 'input' was interrupted"):
+        made.train(request, lambda: True)
+    assert tasks == []
+    made.train(request)
+    assert [task.epoch for task in tasks if task.feed == "input"] == [0]
+
+
 @pytest.mark.fault("F01")
 def test_rows_lost_when_every_other_main_fun_has_returned_are_dropped():
     def only_once(task: FeedTask) -> list[FeedReport]:
