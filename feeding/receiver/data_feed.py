@@ -7,7 +7,7 @@ Threads: one consumer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feeding.columnar.batch import EpochEnd, check_batch_size
@@ -34,8 +34,9 @@ class DataFeed:
         qname_in: name of the feed.
         qname_out: accepted for compatibility; results go back to where their rows came from.
         input_mapping: column name to tensor name; batches are then dicts of lists. Dicts, and Rows
-            that have one of these names, are read by name. Other rows are read by position: their
-            values are in the order of the sorted column names.
+            that have all these names, are read by name. Other rows are read by position: their
+            values are in the order of the sorted column names. Rows with one of these names at
+            another place are refused, and dicts that lack one.
     """
 
     def __init__(
@@ -99,7 +100,10 @@ class DataFeed:
         columns = batch.columns
         if set(self._mapping) <= set(columns):
             return {tensor: columns[column] for column, tensor in self._mapping.items()}
-        values = self._values(batch.nest(), by_name=self._has_names(batch.schema))
+        by_name = self._has_names(batch.schema)
+        values: Iterable[Any] = batch.arrays
+        if by_name or len(columns) != len(self._mapping):
+            values = self._values(batch.nest(), by_name=by_name)
         return dict(zip(self._mapping.values(), values, strict=True))
 
     def should_stop(self) -> bool:
@@ -177,11 +181,13 @@ class DataFeed:
     def _append_columns(self, batch: dict[str, list[Any]], part: ChunkRows) -> None:
         """Add a slice's columns: by name where the rows have names, else by position."""
         mapping, schema = self._mapping or {}, part.chunk.meta.schema
-        layout, names, by_name = schema.layout, schema.names, self._has_names(schema)
+        layout, names = schema.layout, schema.names
         flat = layout is not None and all(child is None for child in layout.children)
-        if flat and (by_name or len(names) == len(mapping)):
-            for position, (column, tensor) in enumerate(mapping.items()):
-                index = names.index(column) if by_name else position
+        has_columns = set(mapping) <= set(names)  # also those inside of structs
+        by_name = has_columns or self._has_names(schema)
+        if has_columns or (flat and len(names) == len(mapping)):
+            for place, (column, tensor) in enumerate(mapping.items()):
+                index = names.index(column) if by_name else place
                 batch[tensor] += column_values(part.chunk, index, part.start, part.stop)
             return
         for row in rows_of(part.chunk, part.start, part.stop):
@@ -194,10 +200,12 @@ class DataFeed:
         mapping, layout = self._mapping or {}, schema.layout
         if layout is None or layout.kind not in ("dict", "row"):
             return False
-        # A name in another case, or of a struct's field, is a slip: positions would swap columns.
-        known = {name.casefold() for name in (*layout.names, *schema.names)}
-        if layout.kind == "row" and known.isdisjoint(map(str.casefold, mapping)):
-            return False
+        if layout.kind == "row" and not set(mapping) <= set(layout.names):
+            # As in TensorFlowOnSpark, unless a name, in any case, says that columns would swap.
+            names = [name.casefold() for name in layout.names]
+            wanted = [column.casefold() for column in mapping]
+            if all(a == b or b not in names for a, b in zip(names, wanted, strict=False)):
+                return False
         if missing := [column for column in mapping if column not in layout.names]:
             raise SchemaError(
                 f"input_mapping names the columns {list(mapping)}, a row has "

@@ -255,6 +255,36 @@ def test_input_mapping_takes_rows_without_any_of_its_names_by_position(call):
     assert {name: list(values) for name, values in found.items()} == {"x": [0, 1], "y": [5, 6]}
 
 
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize(
+    "names", [("image", "target"), ("Image", "Label"), ("a", "label")], ids=str
+)
+def test_input_mapping_takes_rows_by_position_where_their_names_agree_with_it(names, call):
+    rows = [row_class(names)((i, i + 5)) for i in range(2)]
+    _, feed = make([rows], input_mapping={"label": "y", "image": "x"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [0, 1], "y": [5, 6]}
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+def test_input_mapping_names_columns_inside_of_structs_and_of_tuples(call):
+    rows = [{"label": i, "features": {"a": i + 5, "b": "t"}} for i in range(2)]
+    _, feed = make([rows], input_mapping={"features.a": "x", "label": "y"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [5, 6], "y": [0, 1]}
+    _, feed = make([[(*range(11), "t")]], input_mapping={str(at): f"t{at}" for at in range(11)})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {
+        f"t{at}": [at] for at in range(11)
+    }
+
+
+def test_arrays_of_nested_rows_are_mapped_by_position_too():
+    _, feed = make([[((1, "a"), 2), ((3, "b"), 4)]], input_mapping={"p": "x", "q": "y", "r": "z"})
+    found = {name: list(values) for name, values in feed.next_arrays(9).items()}
+    assert found == {"x": [1, 3], "y": ["a", "b"], "z": [2, 4]}
+
+
 def test_input_mapping_that_does_not_fit_says_both_numbers():
     _, feed = make([[(1, 2, 3)]], input_mapping={"a": "A", "b": "B"})
     with pytest.raises(SchemaError, match=r"names 2 columns \['a', 'b'\], a row has 3 values"):
