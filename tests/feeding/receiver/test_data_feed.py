@@ -136,6 +136,17 @@ def test_results_may_come_in_parts_but_must_be_complete():
         feed.next_batch(4)
 
 
+@pytest.mark.parametrize("of_result", [lambda result: [result], lambda result: result[None]])
+def test_a_result_may_be_larger_than_a_fed_row(of_result, monkeypatch):
+    small = FeedConfig(starve_timeout_s=5.0, chunk_bytes=64, max_chunk_bytes=64)
+    monkeypatch.setattr(f"{__name__}.CONFIG", small)
+    channel, feed = make([[1]], mode="inference")
+    feed.next_batch(1)
+    feed.batch_results(of_result(np.full(100, 0.5)))
+    (chunk,) = channel._state.answers_of("input").session(1).ready
+    assert chunk.num_bytes == 800
+
+
 def test_wide_results_come_in_chunks_bounded_by_bytes():
     channel, feed = make([range(64)], mode="inference", chunk_rows=64)
     feed.next_batch(64)
