@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feeding.arrow.arrays import DTYPES
 from feeding.columnar.chunk import Array, Chunk, Column
-from feeding.columnar.ranges import misfits
+from feeding.columnar.ranges import misfits, rounded
 from feeding.columnar.schema import ColumnGroup, ColumnSpec
 from feeding.errors import ResultTypeError
 
@@ -96,13 +96,15 @@ def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType
         raise _misfit(spec, field)
     if dtype.kind == "b":
         return _from_buffers(kind, len(values), [np.packbits(values, bitorder="little")])
-    if (found := misfits(values, dtype)) is not None:
+    # Ints may be ids, of which none may become another one.
+    check = rounded if dtype.kind == "f" and logical.kind in "iu" else misfits
+    if (found := check(values, dtype)) is not None:
         shown = _shown(field.type)
         wider = shown.replace(str(kind), "double" if logical.kind == "f" else "bigint")
         raise ResultTypeError(
             f"results for column {field.name!r} go from {found[0]} to {found[1]}, expected "
             f"{shown}, which does not hold them: announce a wider type, such as "
-            f"output={f'{field.name} {wider}'!r}"
+            f"output={f'{field.name} {wider}'!r}, or convert them in main_fun"
         )
     return _from_buffers(kind, len(values), [np.ascontiguousarray(values, dtype)])
 

@@ -1,6 +1,6 @@
 """Ranges of dtypes: which numbers another dtype does not hold.
 
-Covers: misfits.
+Covers: misfits, rounded.
 Does not: decide which kinds of numbers may become which (receiver.batch_reader, arrow.results).
 Threads: any; pure.
 """
@@ -18,8 +18,7 @@ from feeding.columnar.chunk import Array
 def misfits(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     """Return the least and the greatest of numbers that a dtype does not hold; None: it holds them.
 
-    A float dtype holds ints up to 2 ** (bits of its mantissa), and any float that does not become
-    infinite: rounded.
+    A float dtype holds any number that does not become infinite: rounded.
 
     Args:
         values: of any shape; bools fit any dtype.
@@ -36,6 +35,20 @@ def misfits(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     return (low, high) if low < limits[0] or high > limits[1] else None
 
 
+def rounded(values: Array, dtype: np.dtype[Any]) -> tuple[int, int] | None:
+    """Return the least and the greatest of ints that a float dtype changes; None: it changes none.
+
+    Args:
+        values: ints of any shape.
+        dtype: float32 or float64.
+    """
+    cast = values.astype(dtype)
+    with np.errstate(invalid="ignore"):  # what is above all ints becomes any int
+        changed = cast.astype(values.dtype) != values
+    odd = values[changed | (cast >= float(np.iinfo(values.dtype).max + 1))]
+    return (int(odd.min()), int(odd.max())) if odd.size else None
+
+
 @functools.cache
 def _limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[float, float] | None:
     """Return the least and the greatest number that the target holds; None: all of the source."""
@@ -43,12 +56,9 @@ def _limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[float, float]
         return None
     if target.kind != "f":
         least, most = _span(target)
-    elif source.kind == "f":
+    else:
         # Half of the last bit above the greatest number still rounds to it.
         most = _span(target)[1] * (1 + float(np.finfo(target).eps) / 4)
-        least = -most
-    else:
-        most = 2 ** (np.finfo(target).nmant + 1)
         least = -most
     low, high = _span(source)
     return None if least <= low and high <= most else (least, most)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from feeding.columnar.ranges import misfits
+from feeding.columnar.ranges import misfits, rounded
 from feeding.columnar.schema import DTYPES
 
 INTS = sorted(name for name in DTYPES if "int" in name)
@@ -28,10 +28,15 @@ def test_ints_that_a_dtype_holds_survive_the_cast(source, target):
         array = np.array([value], source)
         with np.errstate(all="ignore"):
             cast = array.astype(target)[0]
-        is_same = bool(np.isfinite(cast)) and int(cast) == value
-        if target in FLOATS:  # it holds more, but not the ints between them
-            is_same = abs(value) <= 2 ** (np.finfo(target).nmant + 1)
-        assert misfits(array, np.dtype(target)) == (None if is_same else (value, value))
+        is_finite = bool(np.isfinite(cast))
+        is_same = is_finite and int(cast) == value
+        odd = (value, value)
+        if target in FLOATS:
+            assert misfits(array, np.dtype(target)) == (None if is_finite else odd)
+            if target != "float16":
+                assert rounded(array, np.dtype(target)) == (None if is_same else odd)
+        else:
+            assert misfits(array, np.dtype(target)) == (None if is_same else odd)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -51,4 +56,11 @@ def test_a_float_takes_what_does_not_become_infinite(dtype):
 def test_no_number_does_not_fit():
     for values in (np.zeros((0, 3)), np.zeros(0, np.int64), np.array([np.nan]), np.array([True])):
         assert misfits(values, np.dtype("float16")) is None
-    assert misfits(np.array([[2**24 + 1, 3]]), np.dtype("float32")) == (3, 2**24 + 1)
+    assert misfits(np.array([[2**16, 3]]), np.dtype("float16")) == (3, 2**16)
+
+
+def test_only_ints_that_change_are_rounded():
+    ints = np.array([[2**25, 3], [2**24 + 1, -(2**24) - 1]])
+    assert rounded(ints, np.dtype("float32")) == (-(2**24) - 1, 2**24 + 1)
+    assert rounded(ints, np.dtype("float64")) is None
+    assert rounded(np.zeros((0, 3), np.int64), np.dtype("float32")) is None
