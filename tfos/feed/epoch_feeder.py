@@ -26,6 +26,7 @@ from tfos.config import ClusterConfig, chief_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
+from tfos.control.messages import FeedEpoch
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import NodeFailedError
 from tfos.feed.epoch import EpochFeed, targets_of
@@ -120,8 +121,9 @@ class EpochFeeder:
             targets = self._await_targets(call, progress)
             call.check_wanted()
         except BaseException:
-            # Workers know a validation's number already: it came with the epoch that it validates.
-            if not request.is_validation:
+            if request.is_validation:
+                self._end_unfed((feed, call.epoch))
+            else:
                 call.epochs.give_back(call.epoch)
             raise
         if not targets:
@@ -192,6 +194,12 @@ class EpochFeeder:
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
         run.num_fed = 0
         self._coordinator.act(run.end)
+        if run.checked_by is not None:
+            self._end_unfed(run.checked_by)
+
+    def _end_unfed(self, validation: FeedEpoch) -> None:
+        """End a validation without rows: workers that have ended its epoch may wait for it."""
+        self._coordinator.act(lambda state: state.flush(*validation))
 
     @contextlib.contextmanager
     def _blaming(self, run: EpochFeed) -> Iterator[None]:
