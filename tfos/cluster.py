@@ -362,7 +362,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Args:
             ssc: a StreamingContext. First its stream is trained until it ends, until a main_fun
                 calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
-                gracefully. Its SparkContext stays.
+                gracefully: the batches that wait are trained, however long that takes. Its
+                SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes. Exit
                 handlers and threads that main_fun leaves have as long again from the stop on, at
                 least 5 s; a fed worker begins its exit handlers only then. Who needs longer is

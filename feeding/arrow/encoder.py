@@ -19,6 +19,7 @@ Column by Arrow type:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,8 @@ class ArrowEncoder:
         if not wants_list:
             return pc.fill_null(array, pa.scalar(value, array.type))
         filler = {"type": 1, "values": value} if is_vector(array.type) else value
+        if array.type.id in LISTS and pa.types.is_decimal(array.type.value_type):
+            filler = [Decimal(str(item)) for item in value]
         try:
             both = pa.concat_arrays([array, pa.array([filler], array.type)])
         except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -4,8 +4,9 @@ Covers: which column of a chunk fills which field, conversion without Python cod
 Does not: fetch results (sender.inference), join them with their rows (sender.arrow_inference).
 Threads: any; pure.
 
-A float column takes any float, an int or float column takes ints in its range; text, bytes and bool
-columns take only their own type; a list (of lists) takes a vector (tensor).
+A float column takes any float that it does not make infinite. An int or float column takes ints
+that it holds exactly. Text, bytes and bool columns take only their own type. A list (of lists)
+takes a vector (tensor).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from feeding.arrow.arrays import DTYPES
 from feeding.columnar.chunk import Array, Chunk, Column
+from feeding.columnar.ranges import misfits, rounded
 from feeding.columnar.schema import ColumnGroup, ColumnSpec
 from feeding.errors import ResultTypeError
 
@@ -94,13 +96,16 @@ def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType
         raise _misfit(spec, field)
     if dtype.kind == "b":
         return _from_buffers(kind, len(values), [np.packbits(values, bitorder="little")])
-    if dtype.kind in "iu" and values.size and not np.can_cast(values.dtype, dtype, "safe"):
-        info, low, high = np.iinfo(dtype), int(values.min()), int(values.max())
-        if low < info.min or high > info.max:
-            raise ResultTypeError(
-                f"results for column {field.name!r} go from {low} to {high}, expected "
-                f"{_shown(field.type)}: announce a wider type in output="
-            )
+    # Ints may be ids, of which none may become another one.
+    check = rounded if dtype.kind == "f" and logical.kind in "iu" else misfits
+    if (found := check(values, dtype)) is not None:
+        shown = _shown(field.type)
+        wider = shown.replace(str(kind), "double" if logical.kind == "f" else "bigint")
+        raise ResultTypeError(
+            f"results for column {field.name!r} go from {found[0]} to {found[1]}, expected "
+            f"{shown}, which does not hold them: announce a wider type, such as "
+            f"output={f'{field.name} {wider}'!r}, or convert them in main_fun"
+        )
     return _from_buffers(kind, len(values), [np.ascontiguousarray(values, dtype)])
 
 

@@ -1,13 +1,13 @@
 """Array packer: results that a model returns as arrays to chunks, without Python code per row.
 
-Covers: which results count as arrays, their rows, ArrayPacker.
-Does not: results given row by row (packer).
+Covers: which results count as arrays, their rows, ArrayPacker; sizes of chunks of other results.
+Does not: encode results given row by row (packer).
 Threads: one per packer; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from feeding.columnar.chunk import MAX_ROWS, Array, Chunk
 from feeding.columnar.schema import DTYPES, WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.encode.packer import Packer
 from feeding.encode.values import encode_values
-from feeding.errors import ResultCountError
+from feeding.errors import ResultCountError, ResultTypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,29 @@ class Columns:
 
 
 def columns_of(results: Any) -> Columns | None:
-    """Return an array, or a dict of arrays, as columns; None for anything else.
+    """Return an array, or a dict of arrays, as columns; None for anything else but a dict.
 
     Raises:
         ResultCountError: the arrays of a dict have different lengths.
+        ResultTypeError: a value of a dict is no array with rows.
     """
     named = isinstance(results, Mapping)
     arrays = {str(k): v for k, v in results.items()} if named else {WHOLE_ROW: results}
-    if not arrays or not all(hasattr(array, "__array__") for array in arrays.values()):
+    found = {k: np.asarray(v) for k, v in arrays.items() if hasattr(v, "__array__")}
+    odd = [name for name in arrays if name not in found or not found[name].ndim]
+    if named and odd:
+        kind = type(arrays[odd[0]]).__name__
+        raise ResultTypeError(
+            f"batch_results got a dict with {odd[0]!r} of {kind}, expected arrays whose first "
+            "dimension is the rows: make it one by np.asarray(...), or return a list with one "
+            "result per row"
+        )
+    if odd or not arrays:
         return None
-    found = {name: np.asarray(array) for name, array in arrays.items()}
-    lengths = {name: len(array) if array.ndim else 0 for name, array in found.items()}
+    lengths = {name: len(array) for name, array in found.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} of {name!r}" for name, length in lengths.items())
         raise ResultCountError(f"batch_results got arrays of different lengths: {counts}")
-    if any(not array.ndim for array in found.values()):
-        return None
     return Columns(found, next(iter(lengths.values())), named)
 
 
@@ -80,6 +87,18 @@ class ArrayPacker(Packer):
                 layout = ColumnGroup("dict", names, (None,) * len(names))
             yield self._finish(out, layout, len(part))
             self._row += len(part)
+
+    def pack_rows(self, rows: Sequence[Any]) -> Iterator[Chunk]:
+        """Yield chunks of at most `chunk_rows` rows and about `chunk_bytes` that hold these rows.
+
+        Raises:
+            RowError: a row fits no column.
+        """
+        for start in range(0, len(rows), self._config.chunk_rows):
+            yield from self._split(list(rows[start : start + self._config.chunk_rows]))
+
+    def _check_bytes(self, chunk: Chunk) -> None:
+        """Take a row of any size: unlike a worker, a feeder has room for what it fetches."""
 
 
 def _add(out: Collector, array: Array, name: str) -> None:

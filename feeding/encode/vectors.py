@@ -73,8 +73,8 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
             _check_numbers(out, values, name)
             if code == _FLOAT:
                 raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
-            if code == _INT:
-                _check_int64(out, values, name)
+            if code == _INT and _are_ints(out, values, name):
+                return _numpy_numbers(out, values, name)  # numpy's bools, which struct refuses
             code = _NEXT[code]
             continue
         out.number_codes[name] = code
@@ -155,7 +155,7 @@ def _nested(out: Collector, values: Values, name: str) -> None:
         shape = found
     stacked = np.array(values)
     if _has_large_ints(stacked):
-        _check_int64(out, [_items(value, stacked.ndim - 2) for value in values], name)
+        _are_ints(out, [_items(value, stacked.ndim - 2) for value in values], name)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
@@ -192,11 +192,12 @@ def _kinds(values: Values) -> set[type]:
     return set(map(type, itertools.chain.from_iterable(values)))
 
 
-def _check_int64(out: Collector, values: Values, name: str) -> None:
-    """Raise for the first int that int64 does not hold, if there are only ints."""
+def _are_ints(out: Collector, values: Values, name: str) -> bool:
+    """Return whether there are no floats; raise then for the first int that int64 does not hold."""
     if any(issubclass(kind, float | np.floating) for kind in _kinds(values)):
-        return
+        return False
     for row, value in enumerate(values):
         for position, item in enumerate(value):
-            if not -(2**63) <= item < 2**63:
+            if not -(2**63) <= int(item) < 2**63:
                 raise out.refuse(name, row, f"value {position} ({item}) does not fit int64")
+    return True

@@ -20,6 +20,7 @@ import numpy as np
 from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged, check_batch_size
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
+from feeding.columnar.ranges import misfits
 from feeding.columnar.rows import column_values
 from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import SchemaError
@@ -242,7 +243,7 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
         )
     columns = list(schema.columns)
     for place, (spec, before) in enumerate(zip(found.columns, first.columns, strict=True)):
-        if (spec.kind, spec.shape) != (before.kind, before.shape):
+        if _form(spec) != _form(before):
             if not (_is_row_of_items(spec) and _is_row_of_items(before)):
                 raise SchemaError(
                     f"feed {feed!r}: column {before.name!r} had rows of {before}, "
@@ -253,12 +254,16 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
     return Schema(tuple(columns), schema.layout)
 
 
+def _form(spec: ColumnSpec) -> tuple[Any, ...]:
+    return spec.kind, spec.shape, spec.value == "texts"
+
+
 def _is_row_of_items(spec: ColumnSpec) -> bool:
     return spec.kind == "ragged" or (spec.kind == "tensor" and len(spec.shape) == 1)
 
 
 def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
-    """Refuse a dtype that changes numbers; whether ints fit is checked per batch."""
+    """Refuse a dtype that changes numbers; whether values fit is checked per batch."""
     if not dtype:  # texts
         return
     source, target = np.dtype(spec.dtype), np.dtype(dtype)
@@ -324,12 +329,9 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
 
 
 def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
-    """Refuse ints that overflow the dtype of the rows before them."""
-    if dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype, "safe"):
-        return
-    info, low, high = np.iinfo(dtype), int(values.min()), int(values.max())
-    if low < info.min or high > info.max:
+    """Refuse numbers that the dtype of the rows before them does not hold."""
+    if (found := misfits(values, dtype)) is not None:
         raise SchemaError(
-            f"feed {feed!r}: column {name!r} had {dtype}, now comes {low}..{high}, which it cannot "
-            "hold; cast the column to one type before it is fed"
+            f"feed {feed!r}: column {name!r} had {dtype}, now comes {found[0]}..{found[1]}, which "
+            "it cannot hold; cast the column to one type before it is fed"
         )

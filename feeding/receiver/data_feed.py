@@ -7,11 +7,12 @@ Threads: one consumer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feeding.columnar.batch import EpochEnd, check_batch_size
 from feeding.columnar.rows import column_values, rows_of
+from feeding.columnar.schema import Schema
 from feeding.encode.arrays import columns_of
 from feeding.errors import SchemaError
 from feeding.receiver.batch_reader import BatchReader, ChunkRows, Cursor, receipt_of
@@ -32,7 +33,10 @@ class DataFeed:
         train_mode: False: a batch ends at the end of a partition, as inference batches always do.
         qname_in: name of the feed.
         qname_out: accepted for compatibility; results go back to where their rows came from.
-        input_mapping: column name to tensor name; batches are then dicts of lists.
+        input_mapping: column name to tensor name; batches are then dicts of lists. Dicts, and Rows
+            that have all these names, are read by name. Other rows are read by position: their
+            values are in the order of the sorted column names. Rows with one of these names at
+            another place are refused, and dicts that lack one.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class DataFeed:
 
         Raises:
             ResultCountError: the batch before came from `inference` and is not answered.
+            SchemaError: the rows do not have the columns of `input_mapping`.
             FeedClosed: the cluster is stopping.
         """
         slices = self._take(batch_size)
@@ -95,9 +100,11 @@ class DataFeed:
         columns = batch.columns
         if set(self._mapping) <= set(columns):
             return {tensor: columns[column] for column, tensor in self._mapping.items()}
-        if len(columns) != len(self._mapping):
-            raise _misfit(self._mapping, len(columns))
-        return dict(zip(self._mapping.values(), batch.arrays, strict=True))
+        by_name = self._has_names(batch.schema)
+        values: Iterable[Any] = batch.arrays
+        if by_name or len(columns) != len(self._mapping):
+            values = self._values(batch.nest(), by_name=by_name)
+        return dict(zip(self._mapping.values(), values, strict=True))
 
     def should_stop(self) -> bool:
         """Return whether the end of the feed was read; the last batch may have been empty.
@@ -119,6 +126,7 @@ class DataFeed:
 
         Raises:
             ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
+            ResultTypeError: a dict has a value that is no array, such as a list.
             RowError: a result is no number, text, bytes, array, or group of these.
         """
         columns = columns_of(results)
@@ -172,26 +180,47 @@ class DataFeed:
 
     def _append_columns(self, batch: dict[str, list[Any]], part: ChunkRows) -> None:
         """Add a slice's columns: by name where the rows have names, else by position."""
-        mapping = self._mapping or {}
-        layout, names = part.chunk.meta.schema.layout, part.chunk.meta.schema.names
+        mapping, schema = self._mapping or {}, part.chunk.meta.schema
+        layout, names = schema.layout, schema.names
         flat = layout is not None and all(child is None for child in layout.children)
-        by_name = flat and set(mapping) <= set(names)
-        if flat and (by_name or len(names) == len(mapping)):
-            for position, (column, tensor) in enumerate(mapping.items()):
-                index = names.index(column) if by_name else position
+        has_columns = set(mapping) <= set(names)  # also those inside of structs
+        by_name = has_columns or self._has_names(schema)
+        if has_columns or (flat and len(names) == len(mapping)):
+            for place, (column, tensor) in enumerate(mapping.items()):
+                index = names.index(column) if by_name else place
                 batch[tensor] += column_values(part.chunk, index, part.start, part.stop)
             return
         for row in rows_of(part.chunk, part.start, part.stop):
-            values = self._positions(row)
+            values = self._values(row, by_name=by_name)
             for tensor, value in zip(mapping.values(), values, strict=True):
                 batch[tensor].append(value)
 
-    def _positions(self, row: Any) -> list[Any]:
+    def _has_names(self, schema: Schema) -> bool:
+        """Return whether rows are read by name; refuse those that lack a name of the mapping."""
+        mapping, layout = self._mapping or {}, schema.layout
+        if layout is None or layout.kind not in ("dict", "row"):
+            return False
+        if layout.kind == "row" and not set(mapping) <= set(layout.names):
+            # As in TensorFlowOnSpark, unless a name, in any case, says that columns would swap.
+            names = [name.casefold() for name in layout.names]
+            wanted = [column.casefold() for column in mapping]
+            if all(a == b or b not in names for a, b in zip(names, wanted, strict=False)):
+                return False
+        if missing := [column for column in mapping if column not in layout.names]:
+            raise SchemaError(
+                f"input_mapping names the columns {list(mapping)}, a row has "
+                f"{list(layout.names)}, without {missing}; name them as the data does"
+            )
+        return True
+
+    def _values(self, row: Any, *, by_name: bool) -> list[Any]:
+        """Return the values of a row, or of a batch as nested as its rows, one per tensor."""
         mapping = self._mapping or {}
+        if by_name:
+            return [row[column] for column in mapping]
         if isinstance(row, dict):
-            values = [row[column] for column in mapping if column in row]
-        else:
-            values = list(row) if isinstance(row, Sequence) else [row]
+            row = list(row.values())
+        values = list(row) if isinstance(row, list | tuple) else [row]
         if len(values) != len(mapping):
             raise _misfit(mapping, len(values))
         return values

@@ -133,8 +133,7 @@ class InferenceResults:
             if isinstance(results, Columns):
                 session.ready.extend(session.packer.pack_columns(results))
             else:
-                for part in _slices(results, self._config.chunk_rows):
-                    session.ready.append(session.packer.pack(part))
+                session.ready.extend(session.packer.pack_rows(results))
         except FeedError as error:
             session.error = type(error)(f"{self._worker}: a result fits no column: {error}")
             raise
@@ -180,7 +179,3 @@ class InferenceResults:
             session.error = error
         self._open_rows = self._open_results = 0
         return error
-
-
-def _slices(results: Sequence[Any], most: int) -> list[list[Any]]:
-    return [list(results[at : at + most]) for at in range(0, len(results), most)]

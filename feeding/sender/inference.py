@@ -28,6 +28,10 @@ from feeding.sender.worker_link import FeedTarget, WorkerLink, greet, hold_s, wa
 from rpc.auth.handshake import Credentials
 from rpc.errors import RpcError
 
+_CALL_AGAIN = (
+    "A worker that was started again since inference() is not known to these results; call "
+    "inference() again"
+)
 CHUNK_FACTOR = 4
 """A chunk of rows for inference is that many times as large as one of a training: all rows of a
 partition go to one worker, so small ones spread nothing. Measured by `scripts/bench inference`, 784
@@ -140,7 +144,8 @@ class InferenceFeeder:
         """Return the worker with the fewest unread bytes."""
         alive = [link for link in self._links if link.alive]
         if not alive:
-            raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
+            what = no_worker_left_text(self._links, f"partition {self._partition}")
+            raise NoWorkerLeft(f"{what}. {_CALL_AGAIN}")
         wanted = [link for link in alive if not link.status.draining]
         if not wanted:
             raise NoWorkerLeft(
@@ -223,7 +228,7 @@ class InferenceFeeder:
             no_worker_left_text(
                 [link for link in self._links if link.lost], f"partition {self._partition}"
             )
-            + f"; {self._received} of {self._packer.rows_read} rows were answered"
+            + f"; {self._received} of {self._packer.rows_read} rows were answered. {_CALL_AGAIN}"
         )
 
 

@@ -296,8 +296,16 @@ def _trained(
 
 
 def _tell_repeated(report: Any, settings: FitSettings) -> None:
-    """Warn of rows that have trained more often than the user asked for."""
-    if report is None or not (count := report.repeated_rows):
+    """Warn of rows that have trained, or validated, more often than the user asked for."""
+    if report is None:
+        return
+    told = []
+    if report.repeated_rows:
+        trained = f"{report.repeated_rows} rows, of {report.fed_rows} in all epochs,"
+        told.append(f"{trained} may have trained twice")
+    if checked := sum(each.repeated_rows for each in report.validation):
+        told.append(f"{checked} rows may count twice in the validation")
+    if not told:
         return
     remedy = (
         "they came again for a lost worker"
@@ -306,14 +314,17 @@ def _tell_repeated(report: Any, settings: FitSettings) -> None:
         f"the same rows in the same order again, {settings._word('exactlyOnce')}=True skips what a "
         "repeated task fed before"
     )
-    warnings.warn(
-        f"{count} rows, of {report.fed_rows} in all epochs, may have trained twice: {remedy}",
-        stacklevel=4,
-    )
+    warnings.warn(f"{', '.join(told)}: {remedy}", stacklevel=4)
 
 
 def evaluate(
-    frame: Any, plan: ColumnPlan, recipe: ModelRecipe, batch_size: int = 32, *, verbose: bool = True
+    frame: Any,
+    plan: ColumnPlan,
+    recipe: ModelRecipe,
+    batch_size: int = 32,
+    *,
+    exactly_once: bool = False,
+    verbose: bool = True,
 ) -> dict[str, float]:
     """Return the loss and metrics of a model on a DataFrame, by one worker: Keras' own numbers.
 
@@ -322,6 +333,8 @@ def evaluate(
         plan: its columns.
         recipe: the model.
         batch_size: rows of a step.
+        exactly_once: a task that Spark repeats skips the rows that it fed before; without it, a
+            warning tells of rows that count twice.
         verbose: show progress.
 
     Raises:
@@ -332,8 +345,8 @@ def evaluate(
     _check_rows(frame, "has no rows to evaluate")
     data = FedData(plan, batch_size, times=plan.times(_fields(frame)))
     program = EvaluateProgram(recipe=recipe, data=data)
-    fed = chosen(frame, plan.fed)
-    return _evaluated(frame.sparkSession.sparkContext, program, fed, verbose=verbose)
+    fed, sc = chosen(frame, plan.fed), frame.sparkSession.sparkContext
+    return _evaluated(sc, program, fed, exactly_once=exactly_once, verbose=verbose)
 
 
 def evaluate_made(
@@ -351,16 +364,25 @@ def evaluate_made(
     return _evaluated(sc, program, None, verbose=verbose)
 
 
-def _evaluated(sc: Any, program: EvaluateProgram, fed: Any, *, verbose: bool) -> dict[str, float]:
+def _evaluated(
+    sc: Any, program: EvaluateProgram, fed: Any, *, exactly_once: bool = False, verbose: bool
+) -> dict[str, float]:
+    report: Any = None
     with slots_for(sc, 1):
         config = ClusterConfig(verbose=verbose, shares_slots=True)
         cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
         with cluster:
             cluster.start(program)
             if fed is not None:
-                cluster.train(fed, 1)
+                report = cluster.train(fed, 1, exactly_once=exactly_once)
             cluster.shutdown(timeout=None)
         found: dict[str, float] = cluster.results()[0]
+    if report is not None and report.repeated_rows:
+        warnings.warn(
+            f"{report.repeated_rows} rows, of {report.fed_rows}, may count twice in these metrics: "
+            "Spark ran a task again. Call evaluate() again for exact numbers",
+            stacklevel=4,
+        )
     return found
 
 

@@ -8,6 +8,7 @@ Runs in: the driver.      Pure.
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from tfos.errors import SettingsError
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBERS = {*_INTEGER_BITS, "float", "double", "decimal"}
+_GREATEST_FLOAT = 3.4028235e38
+"""A larger number becomes infinite in 32 bits."""
 _ROUNDED = {"float", "double", "decimal"}
 _TEXTS = {"string", "char", "varchar"}
 MICROSECONDS = {"timestamp", "timestamp_ntz"}
@@ -281,6 +284,8 @@ def _converted(leaf: Leaf, value: Any) -> Any:
         raise TypeError("a number is needed")
     bits = _INTEGER_BITS.get(leaf.kind)
     if bits is None:
+        if leaf.kind == "float" and _GREATEST_FLOAT < abs(value) < math.inf:
+            raise ValueError(f"a number up to {_GREATEST_FLOAT} is needed")
         return float(value)
     if value != int(value) or not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         raise ValueError(f"a whole number of {bits} bits is needed")

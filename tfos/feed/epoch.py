@@ -54,7 +54,7 @@ class EpochFeed:
         self.task = task
         self.call = call
         self.progress = progress
-        self._checked_by = checked_by
+        self.checked_by = checked_by
         self.num_fed = call.epochs.num_fed + 1 if counts else 0
         """Epochs of train() that are fed whole once this one is; 0: it is none of them."""
         self.ledger = EpochLedger(task.feed, task.epoch)
@@ -72,7 +72,7 @@ class EpochFeed:
             state: of the cluster.
         """
         task = self.task
-        return state.flush(task.feed, task.epoch, self._checked_by, self.rounds, self.num_fed)
+        return state.flush(task.feed, task.epoch, self.checked_by, self.rounds, self.num_fed)
 
     def next_round(self, targets: tuple[FeedTarget, ...], rows: Rows) -> FeedTask:
         """Return the task that feeds lost rows again to these workers.

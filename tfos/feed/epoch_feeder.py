@@ -26,6 +26,7 @@ from tfos.config import ClusterConfig, chief_limit_s
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
+from tfos.control.messages import FeedEpoch
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import NodeFailedError
 from tfos.feed.epoch import EpochFeed, targets_of
@@ -116,10 +117,17 @@ class EpochFeeder:
             validation: what is to validate this epoch.
         """
         feed, batch = call.feed, request.batch
-        targets = self._await_targets(call, progress)
+        try:
+            targets = self._await_targets(call, progress)
+            call.check_wanted()
+        except BaseException:
+            if request.is_validation:
+                self._end_unfed((feed, call.epoch))
+            else:
+                call.epochs.give_back(call.epoch)
+            raise
         if not targets:
             return None
-        call.check_wanted()
         checked_by = validation.feed_epoch if validation is not None else None
         stall_s = chief_limit_s(self._config.checkpoints, call.limit_s)
         if batch is not None:
@@ -186,6 +194,12 @@ class EpochFeeder:
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
         run.num_fed = 0
         self._coordinator.act(run.end)
+        if run.checked_by is not None:
+            self._end_unfed(run.checked_by)
+
+    def _end_unfed(self, validation: FeedEpoch) -> None:
+        """End a validation without rows: workers that have ended its epoch may wait for it."""
+        self._coordinator.act(lambda state: state.flush(*validation))
 
     @contextlib.contextmanager
     def _blaming(self, run: EpochFeed) -> Iterator[None]:

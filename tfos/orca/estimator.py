@@ -235,8 +235,9 @@ class Estimator:
             make = self._maker(data, batch_size)
             return evaluate_made(active_context(), make, recipe, verbose=verbose)
         plan = _plan_of(feature_cols, label_cols)
-        frame = _frame(data)
-        return evaluate(frame, plan, self._described(frame), batch_size, verbose=verbose)
+        frame, once = _frame(data), self._settings.exactly_once
+        recipe = self._described(frame)
+        return evaluate(frame, plan, recipe, batch_size, exactly_once=once, verbose=verbose)
 
     def predict(
         self,

@@ -40,7 +40,8 @@ def finish_stream(
         ssc: pyspark's StreamingContext.
         coordinator: of the cluster that the stream trains.
         console: shows that the stream goes on.
-        timeout_s: after so many seconds the stream is stopped all the same; may be infinite.
+        timeout_s: after so many seconds the stream is stopped all the same, once the batches that
+            wait then are trained; may be infinite.
 
     Returns:
         Why the stream failed; None if it did not.
@@ -61,8 +62,10 @@ def finish_stream(
         end = end or coordinator.read(_stop_reason)
         if not end and time.monotonic() >= deadline_s:
             console.warn(
-                f"the stream did not end within {timeout_s:.0f} s and is stopped now: rows that "
-                "come later are not trained. Raise timeout= of shutdown()"
+                f"the stream did not end within {timeout_s:.0f} s and is stopped now: the batches "
+                "that wait are trained first, however long that takes, and rows that come later "
+                "are not. Raise timeout= of shutdown(), or stop the stream before it without "
+                "those batches: ssc.stop(stopSparkContext=False, stopGraceFully=False)"
             )
             break
     if end:

@@ -246,6 +246,11 @@ MISSING = [
     (pa.array([EPOCH, None], pa.timestamp("us")), -1, [0, -1]),
     (pa.array([[1, 2], [None, 3]]), 0, [[1, 2], [0, 3]]),
     (pa.array([[1, 2], None]), [8, 9], [[1, 2], [8, 9]]),
+    (
+        pa.array([[Decimal("1.1")], None], pa.list_(pa.decimal128(5, 2))),
+        [0.0, 0.1, -2.5e2],
+        [[1.1], [0.0, 0.1, -250.0]],
+    ),
     (pa.array([["a", "b"], None]), ["x"], [["a", "b"], ["x"]]),
     (pa.array([[], ["a", None]]), "x", [[], ["a", "x"]]),
     (
@@ -288,6 +293,16 @@ def test_a_fill_that_makes_no_row_of_a_nested_list_is_refused_by_place():
     batch = pa.record_batch({"x": pa.array([[[1]], None])})
     with pytest.raises(RowError, match=r"row 1, column 'x': null, and nulls= \[8\] makes no list<"):
         chunks_of([batch], fills={"x": [8]})
+
+
+@pytest.mark.parametrize("fill", [0.123, 1e5, math.nan, math.inf])
+def test_a_fill_that_is_no_decimal_of_the_items_is_refused_by_place(fill):
+    batch = pa.record_batch(
+        {"x": pa.array([[Decimal("1.1")], None], pa.list_(pa.decimal128(5, 2)))}
+    )
+    told = r"row 1, column 'x': null, and nulls= \[.*\] makes no list<.*decimal128\(5, 2\)"
+    with pytest.raises(RowError, match=told):
+        chunks_of([batch], fills={"x": [fill]})
 
 
 def test_a_missing_struct_is_missing_in_each_field():

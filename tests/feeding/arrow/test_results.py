@@ -1,5 +1,7 @@
 """Chunks of results as Arrow arrays: every kind of result that fits, and what does not."""
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -28,6 +30,9 @@ FITTING = [
     ([1, 2, 300], pa.float64()),
     ([-1, 2, 3], pa.int8()),
     ([0.5, 1.5], pa.float32()),
+    ([-(2**24), 2**24, 2**25 + 4], pa.float32()),
+    ([-(2**53), 2**53], pa.float64()),
+    ([math.inf, -math.inf, 0.5], pa.float32()),
     ([True, False, True], pa.bool_()),
     (["a", "", "ü"], pa.string()),
     ([b"a", b"", b"\xff"], pa.binary()),
@@ -74,6 +79,9 @@ MISFITS = [
     (["a"], LIST, "are str, expected array<float>"),
     ([1, 200], pa.int8(), "column 'p' go from 1 to 200, expected int8"),
     ([2**40], pa.int32(), "go from 1099511627776 to 1099511627776, expected int32"),
+    ([[2**25, 2**24 + 1]], LIST, r"16777217, expected array<float>.* output='p array<bigint>'"),
+    ([-(2**53) - 1], pa.float64(), r"-9007199254740993, expected double.* output='p bigint'"),
+    ([1e300], pa.float32(), r"1e\+300, expected float, .* output='p double'"),
     ([[[1.0]], [[2.0]]], LIST, r"are float64\[1, 1\], expected array<float>"),
     ([(1, 2), (3, 4)], LIST, r"hold \(0: int64, 1: int64\), expected p array<float>"),
     ([{"q": 1}, {"q": 2}], pa.int32(), r"hold \(q: int64\), expected p int32"),

@@ -135,6 +135,13 @@ def test_a_float_after_ints_makes_the_column_float():
     assert round_trip([1, 2, 0.5]) == [1.0, 2.0, 0.5]
 
 
+def test_numpys_bools_among_ints_are_ints():
+    chunk = Packer(FeedConfig()).pack([[2**60 + 1, 2], [np.bool_(True), 3]])
+    assert chunk.meta.schema.columns[0].dtype == "int64"
+    assert rows_of(chunk) == [[2**60 + 1, 2], [1, 3]]
+    assert round_trip([[1, 0.5], [np.bool_(True), 3]]) == [[1.0, 0.5], [1.0, 3.0]]
+
+
 def test_nested_lists_are_a_tensor_and_uneven_ones_are_columns():
     chunk = Packer(FeedConfig()).pack([[[1, 2], [3, 4], [5, 6]]])
     assert chunk.meta.schema.columns[0].shape == (3, 2)
@@ -196,6 +203,7 @@ def test_nan_and_infinity_survive():
         ([{1: 2}], r"row 0: key 1 \(int\); keys must be str"),
         ([2**63], "9223372036854775808 does not fit int64"),
         ([[1, 2**63]], r"value 1 \(9223372036854775808\) does not fit int64"),
+        ([[1, 2], [np.bool_(True), 2**63]], r"row 1.*value 1 \(9223372036854775808\) does not fit"),
         ([[[1], [2]], [[3], [2**63]]], r"row 1.*: value 1 \(9223372036854775808\) does not fit"),
         ([[[-1, 2**63]]], r"value 1 \(9223372036854775808\) does not fit int64"),
         ([[[1, 2], [3, -(2**64)]]], r"value 3 \(-18446744073709551616\) does not fit int64"),

@@ -4,9 +4,11 @@ import re
 
 import hypothesis
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
+from feeding.arrow.packer import ArrowPacker
 from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.schema import ColumnSpec
 from feeding.config import FeedConfig
@@ -128,6 +130,48 @@ def test_chunks_of_narrow_and_wide_ints_join_where_the_values_fit(of_rows):
     told = "column 'value' had int32, now comes 1099511627776..1099511627776, which it cannot hold"
     with pytest.raises(SchemaError, match=re.escape(told)):
         one_batch([*narrow, *[of_rows(np.int64(2**40))] * 4])
+
+
+@pytest.mark.parametrize("of_rows", [lambda value: value, lambda value: np.array([value] * 2)])
+@pytest.mark.parametrize(
+    ("first", "fits", "odd"),
+    [
+        (np.float16(0.5), np.uint16(65519), np.uint16(65520)),
+        (np.float32(0.5), np.float64(1e38), np.float64(1e39)),
+        (np.float32(0.5), np.float64(np.inf), np.float64(-1e300)),
+    ],
+)
+def test_numbers_join_floats_that_hold_them_and_are_refused_by_others(first, fits, odd, of_rows):
+    before = [of_rows(first)] * 4
+    batch = one_batch([*before, *[of_rows(fits)] * 4])
+    assert batch.nest().dtype == first.dtype
+    assert np.all(batch.nest()[4] == first.dtype.type(fits))
+    told = f"column 'value' had {first.dtype}, now comes {odd}..{odd}, which it cannot hold"
+    with pytest.raises(SchemaError, match=re.escape(told)):
+        one_batch([*before, *[of_rows(odd)] * 4])
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 2])
+def test_an_int_among_floats_is_a_float_wherever_chunks_end(rows_per_chunk):
+    rows = [0.5, 2**60 + 1]
+    channel = FeedChannel(CONFIG)
+    for at in range(0, 2, rows_per_chunk):
+        accept(channel, Packer(FeedConfig()).pack(rows[at : at + rows_per_chunk]))
+    channel.finish("input")
+    batch = BatchReader(channel).next_batch(9)
+    assert isinstance(batch, Batch)
+    assert batch.nest().tolist() == [0.5, 2.0**60]
+
+
+def test_a_list_of_texts_and_bytes_are_two_forms():
+    channel = FeedChannel(CONFIG)
+    for values in ([["a", "b"]], [b"xy"]):
+        batch = pa.record_batch({"t": pa.array(values)})
+        for chunk in ArrowPacker(FeedConfig()).chunks(iter([batch])):
+            accept(channel, chunk)
+    channel.finish("input")
+    with pytest.raises(SchemaError, match="had rows of t: texts, now come rows of t: bytes"):
+        BatchReader(channel).next_batch(9)
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 4])

@@ -2,12 +2,21 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 
+from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedError, FeedSettingsError, FeedTimeout, ResultCountError, SchemaError
+from feeding.errors import (
+    FeedError,
+    FeedSettingsError,
+    FeedTimeout,
+    ResultCountError,
+    ResultTypeError,
+    SchemaError,
+)
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 
@@ -127,6 +136,41 @@ def test_results_may_come_in_parts_but_must_be_complete():
         feed.next_batch(4)
 
 
+@pytest.mark.parametrize("of_result", [lambda result: [result], lambda result: result[None]])
+def test_a_result_may_be_larger_than_a_fed_row(of_result, monkeypatch):
+    small = FeedConfig(starve_timeout_s=5.0, chunk_bytes=64, max_chunk_bytes=64)
+    monkeypatch.setattr(f"{__name__}.CONFIG", small)
+    channel, feed = make([[1]], mode="inference")
+    feed.next_batch(1)
+    feed.batch_results(of_result(np.full(100, 0.5)))
+    (chunk,) = channel._state.answers_of("input").session(1).ready
+    assert chunk.num_bytes == 800
+
+
+def test_wide_results_come_in_chunks_bounded_by_bytes():
+    channel, feed = make([range(64)], mode="inference", chunk_rows=64)
+    feed.next_batch(64)
+    rows = [np.full(50_000, row, np.float64) for row in range(64)]
+    feed.batch_results(rows)
+    ready = channel._state.answers_of("input").session(1).ready
+    assert max(chunk.num_bytes for chunk in ready) <= 2 * CONFIG.chunk_bytes
+    assert [row[0] for chunk in ready for row in rows_of(chunk)] == list(range(64))
+    assert [chunk.meta.first_row for chunk in ready] == list(range(0, 64, ready[0].num_rows))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [([0.5], "list"), (0.5, "float"), (np.float32(0.5), "float32")], ids=str
+)
+def test_a_dict_of_what_is_no_array_is_no_result(value, kind):
+    _, feed = make([[1.0]], mode="inference")
+    feed.next_batch(1)
+    told = rf"dict with 'pred' of {kind}, expected arrays .* np\.asarray"
+    with pytest.raises(ResultTypeError, match=told):
+        feed.batch_results({"digit": np.zeros(1), "pred": value})
+    feed.batch_results([{"pred": 0.5}])
+    assert feed.next_batch(1) == []
+
+
 def test_input_mapping_orders_tensors_by_column_name():
     rows = [(i, float(i)) for i in range(3)]  # as df.select(sorted(["features", "label"])) gives
     _, feed = make([rows], input_mapping={"label": "y", "features": "x"})
@@ -163,6 +207,93 @@ def test_input_mapping_of_nested_rows():
     rows = [((1, 2), "t"), ((3, 4), "u")]
     _, feed = make([rows], input_mapping={"a": "pair", "b": "text"})
     assert feed.next_batch(9) == {"pair": [(1, 2), (3, 4)], "text": ["t", "u"]}
+
+
+PAIR = row_class(("label", "features"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "features"),
+    [
+        ([PAIR((i, (i, 0.5))) for i in range(2)], [(0, 0.5), (1, 0.5)]),
+        ([PAIR((i, ["p", "q"])) for i in range(2)], [["p", "q"], ["p", "q"]]),
+        ([{"label": i, "features": {"a": i}} for i in range(2)], [{"a": 0}, {"a": 1}]),
+    ],
+    ids=["tuple", "texts", "dict"],
+)
+def test_input_mapping_takes_nested_columns_by_name_too(rows, features):
+    mapping = {"features": "x", "label": "y"}
+    _, feed = make([rows], input_mapping=mapping)
+    assert feed.next_batch(9) == {"x": features, "y": [0, 1]}
+    _, feed = make([rows], input_mapping=mapping)
+    arrays = feed.next_arrays(9)
+    assert list(arrays) == ["x", "y"]
+    assert arrays["y"].tolist() == [0, 1]
+
+
+def test_input_mapping_of_a_struct_gives_its_arrays():
+    rows = [{"label": i, "features": {"a": i + 5, "b": "t"}} for i in range(2)]
+    _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
+    features = feed.next_arrays(9)["x"]
+    assert (features["a"].tolist(), features["b"].tolist()) == ([5, 6], ["t", "t"])
+    _, feed = make([rows], input_mapping={"features.a": "x", "label": "y"})
+    assert feed.next_arrays(9)["x"].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        row_class(("label", "Image"))((0, 7)),
+        row_class(("Label", "Image"))((0, 7)),
+        {"label": 0, "Image": 7},
+        {"a": 0, "b": 7},
+    ],
+    ids=["Row", "Row in capitals", "dict", "other dict"],
+)
+def test_input_mapping_does_not_take_columns_of_other_names_by_position(row, call):
+    _, feed = make([[row]], input_mapping={"image": "x", "label": "y"})
+    told = r"names the columns \['image', 'label'\], a row has \[.*\], without \['image'"
+    with pytest.raises(SchemaError, match=told):
+        getattr(feed, call)(9)
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+def test_input_mapping_takes_rows_without_any_of_its_names_by_position(call):
+    rows = [row_class(("_1", "_2"))((i, i + 5)) for i in range(2)]
+    _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [0, 1], "y": [5, 6]}
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize(
+    "names", [("image", "target"), ("Image", "Label"), ("a", "label")], ids=str
+)
+def test_input_mapping_takes_rows_by_position_where_their_names_agree_with_it(names, call):
+    rows = [row_class(names)((i, i + 5)) for i in range(2)]
+    _, feed = make([rows], input_mapping={"label": "y", "image": "x"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [0, 1], "y": [5, 6]}
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+def test_input_mapping_names_columns_inside_of_structs_and_of_tuples(call):
+    rows = [{"label": i, "features": {"a": i + 5, "b": "t"}} for i in range(2)]
+    _, feed = make([rows], input_mapping={"features.a": "x", "label": "y"})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {"x": [5, 6], "y": [0, 1]}
+    _, feed = make([[(*range(11), "t")]], input_mapping={str(at): f"t{at}" for at in range(11)})
+    found = getattr(feed, call)(9)
+    assert {name: list(values) for name, values in found.items()} == {
+        f"t{at}": [at] for at in range(11)
+    }
+
+
+def test_arrays_of_nested_rows_are_mapped_by_position_too():
+    _, feed = make([[((1, "a"), 2), ((3, "b"), 4)]], input_mapping={"p": "x", "q": "y", "r": "z"})
+    found = {name: list(values) for name, values in feed.next_arrays(9).items()}
+    assert found == {"x": [1, 3], "y": ["a", "b"], "z": [2, 4]}
 
 
 def test_input_mapping_that_does_not_fit_says_both_numbers():

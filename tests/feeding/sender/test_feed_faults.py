@@ -506,8 +506,13 @@ def test_a_worker_that_dies_during_inference_is_an_error_with_what_was_answered(
         results = inference_task([worker])(0, iter(range(1000)))
         assert next(results) == 0
         worker.listener.close()
-        with pytest.raises(NoWorkerLeft, match="rows were answered"):
+        told = r"rows were answered\. .*started again .* call inference\(\) again"
+        with pytest.raises(NoWorkerLeft, match=told):
             list(results)
+        with pytest.raises(
+            NoWorkerLeft, match=r"worker left to go to: .* call inference\(\) again"
+        ):
+            run(inference_task([worker]), 0, range(10))
         worker.channel.close()
         with pytest.raises(Exception, match="stopping"):
             loop.result()

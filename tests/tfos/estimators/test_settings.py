@@ -85,12 +85,20 @@ def test_a_seed_that_numpy_takes_from_every_worker_is_accepted(rank):
 @pytest.mark.parametrize("is_once", [False, True])
 def test_rows_that_have_trained_twice_are_a_warning(is_once, word, recwarn):
     settings = FitSettings(exactly_once=is_once, words={"exactlyOnce": word})
-    for report in (None, SimpleNamespace(repeated_rows=0)):
+    for report in (None, SimpleNamespace(repeated_rows=0, validation=())):
         training._tell_repeated(report, settings)
     assert not recwarn
-    text = "7 rows, of 90 in all epochs, may have trained twice: .*"
-    with pytest.warns(UserWarning, match=text + ("lost worker" if is_once else f"{word}=True")):
-        training._tell_repeated(SimpleNamespace(repeated_rows=7, fed_rows=90), settings)
+    remedy = "lost worker" if is_once else f"{word}=True"
+    twice = "7 rows, of 90 in all epochs, may have trained twice"
+    checked = [SimpleNamespace(repeated_rows=count) for count in (2, 3)]
+    for trained, validation, text in (
+        (7, [], f"^{twice}: .*"),
+        (0, checked, "^5 rows may count twice in the validation: .*"),
+        (7, checked, f"^{twice}, 5 rows may count twice in the validation: .*"),
+    ):
+        report = SimpleNamespace(repeated_rows=trained, fed_rows=90, validation=validation)
+        with pytest.warns(UserWarning, match=text + remedy):
+            training._tell_repeated(report, settings)
 
 
 def test_a_model_or_a_function_that_makes_one_is_needed():
@@ -406,6 +414,31 @@ def test_an_evaluation_has_no_limit(played):
     assert played.asked == [("shutdown", None), ("end",)]
 
 
+@pytest.mark.parametrize("is_once", [False, True])
+def test_rows_that_count_twice_in_an_evaluation_are_a_warning(
+    is_once, played, monkeypatch, recwarn
+):
+    asked: list[Any] = []
+    report = SimpleNamespace(repeated_rows=0, fed_rows=90)
+
+    def train(*args: Any, **options: Any) -> Any:
+        asked.append((args, options))
+        return report
+
+    monkeypatch.setattr(played, "train", train)
+    program: Any = None
+
+    def evaluate() -> dict[str, float]:
+        return training._evaluated(None, program, [1], exactly_once=is_once, verbose=False)
+
+    assert evaluate() == {"loss": 0.5}
+    assert not recwarn
+    assert asked == [(([1], 1), {"exactly_once": is_once})]
+    report.repeated_rows = 7
+    with pytest.warns(UserWarning, match=r"^7 rows, of 90, may count twice .*evaluate\(\) again"):
+        assert evaluate() == {"loss": 0.5}
+
+
 def test_a_stream_is_no_data_of_a_fit():
     frame: Any = SimpleNamespace(isStreaming=True)
     plan, recipe = ColumnPlan(features=("x",), labels=("y",)), ModelRecipe(model_fn=object)
@@ -423,9 +456,7 @@ def test_workers_are_told_which_features_are_timestamps(ask, monkeypatch):
     for name in ("check_fed", "chosen", "_check_rows"):
         monkeypatch.setattr(training, name, lambda frame, *_: frame)
     monkeypatch.setattr(training, "_trained", lambda sc, program, *_: begun.append(program))
-    monkeypatch.setattr(
-        training, "_evaluated", lambda sc, program, *_, verbose: begun.append(program)
-    )
+    monkeypatch.setattr(training, "_evaluated", lambda sc, program, *_, **__: begun.append(program))
     kinds = {"at": TimestampType(), "n": DoubleType(), "y": DoubleType()}
     schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
     session = SimpleNamespace(sparkContext=None)

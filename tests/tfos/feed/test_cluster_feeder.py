@@ -293,6 +293,60 @@ def test_epochs_count_to_those_that_train_has_fed_whole():
     assert played.counts == [0, 1, 0, 2, 3]
 
 
+class GoesOn(Played):
+    """Workers end each epoch at once of which a task was fed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[FeedTask] = []
+
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+        for worker in self.state.workers:
+            for ended in self.tasks:
+                reached = messages.FlushReached(ended.feed, ended.epoch)
+                self.state.on_event(worker.node, reached, 0.0)
+        return done(self.state)
+
+    def feed(self, task: FeedTask) -> list[FeedReport]:
+        self.tasks.append(task)
+        return ten_each(task)
+
+
+@pytest.mark.parametrize("why", ["rows that fail", "an interrupt before validation"])
+def test_workers_wait_for_no_validation_that_a_call_has_announced_and_does_not_feed(why):
+    """They would read no row of the next call until its end, or until its time is up."""
+    played = GoesOn()
+    request = dataclasses.replace(REQUEST, validation=REQUEST.data)
+
+    def feed(task: FeedTask) -> list[FeedReport]:
+        if why == "rows that fail" and not played.tasks:
+            played.tasks.append(task)
+            raise FeedJobError("the source file is gone")
+        return played.feed(task)
+
+    made = jobs(played, feed)
+    with pytest.raises(FeedJobError, match=r"is gone|epoch 1 of 'validation' was interrupted"):
+        made.train(request, lambda: messages.ComeTo("input", 1) in played.batch_orders)
+    ends = [each for each in played.batch_orders if isinstance(each, messages.Flush)]
+    assert [(each.feed, each.epoch) for each in ends] == [("input", 0), (VALIDATION_FEED, 0)]
+    made.train(request)
+    fed_epochs = [(task.feed, task.epoch) for task in played.tasks[1:]]
+    assert fed_epochs == [("input", 1), (VALIDATION_FEED, 1)]
+
+
+@pytest.mark.parametrize("validation", [None, REQUEST.data], ids=["rows", "validation"])
+def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(validation):
+    """Its end would never be ordered, and workers read no row of an epoch behind it."""
+    played = GoesOn()
+    made, tasks = jobs(played, played.feed), played.tasks
+    request = dataclasses.replace(REQUEST, validation=validation)
+    with pytest.raises(FeedJobError, match="epoch 1 of 'input' was interrupted"):
+        made.train(request, lambda: True)
+    assert tasks == []
+    made.train(request)
+    assert [task.epoch for task in tasks if task.feed == "input"] == [0]
+
+
 @pytest.mark.fault("F01")
 def test_rows_lost_when_every_other_main_fun_has_returned_are_dropped():
     def only_once(task: FeedTask) -> list[FeedReport]:

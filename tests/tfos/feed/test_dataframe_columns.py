@@ -8,7 +8,7 @@ from pyspark.sql.types import LongType
 from feeding.columnar.schema import MAX_COLUMNS
 from rpc.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
-from tfos.feed.dataframe_columns import Leaf, check_ids, leaves, positions_of, select
+from tfos.feed.dataframe_columns import Leaf, check_ids, fills, leaves, positions_of, select
 
 
 @pytest.mark.attack("A10")
@@ -55,3 +55,17 @@ def test_a_column_of_floats_is_no_column_of_ids(kind):
     with pytest.raises(SettingsError, match=text):
         check_ids(Leaf("x", kind, is_list=True), "int64")
     check_ids(Leaf("x", "long"), "int64")
+
+
+@pytest.mark.parametrize("value", [1e300, -3.5e38, 10**400])
+def test_a_fill_that_would_become_infinite_is_refused(value):
+    columns = [Leaf("x", "float"), Leaf("y", "float", is_list=True)]
+    for nulls in (value, {"x": value}, {"y": [0.0, value]}):
+        with pytest.raises(
+            SettingsError, match=r"does not fit column [xy]: .*up to 3\.4028235e\+38"
+        ):
+            fills(columns, nulls)
+    fitting = [3.4028235e38, float("inf"), 5]
+    assert fills(columns, {"y": fitting}) == {"y": fitting}
+    if value != 10**400:
+        assert fills([Leaf("x", "double")], value) == {"x": value}

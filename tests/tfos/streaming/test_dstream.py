@@ -92,8 +92,8 @@ def test_a_stream_ends_when_another_process_asks_for_it(cluster):
 def test_a_stream_is_stopped_when_the_time_is_up(cluster):
     stream = Stream()
     _, shown = finish(stream, cluster, timeout_s=0.01)
-    assert len(stream.stops) == 1
-    assert "did not end within 0 s and is stopped now" in shown
+    assert stream.stops == [{"stopSparkContext": False, "stopGraceFully": True}]
+    assert "did not end within 0 s and is stopped now: the batches that wait are trained" in shown
     assert "Raise timeout= of shutdown()" in shown
 
 
