@@ -111,11 +111,12 @@ def of_settings(facts: SparkFacts) -> list[Finding]:
     found: list[Finding] = []
     try:
         preflight.check_spark(facts.conf, ClusterConfig())
-        found += [Finding("settings", Level.WARNING, note) for note in preflight.notes(facts)]
         memory = executor_memory.of_settings(facts.conf, facts.master)
+        notes = preflight.notes(facts, memory.slots)  # as many nodes as an executor may be given
+        found += [Finding("settings", Level.WARNING, note) for note in notes]
     except ConfigError as error:
         return [*found, Finding("settings", Level.PROBLEM, str(error))]
-    if memory.is_contained and not memory.shortage():
+    if memory.is_contained and not memory.shortage(memory.slots):
         found.append(Finding("memory", Level.OK, memory.sentence()))
     return found or [Finding("settings", Level.OK, "nothing that reserve() refuses or warns of")]
 
