@@ -243,6 +243,20 @@ def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
     assert bed.draw(0, 1) == EndSlot()
 
 
+def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(beds):
+    def is_killed(bed, slot, attempt):
+        bed.draw(slot, attempt)
+        while not bed.run.on_beat(SlotBeat(slot, attempt)).stop:
+            bed.run.wait(None, 0.01)
+        raise RuntimeError("Job 1 cancelled")
+
+    bed = beds(is_killed, num_slots=1)
+    while bed.run.read(lambda queue: not queue.count(TrainingState.TRAINING)):
+        bed.run.wait(None, 0.01)
+    bed.trainings.cancel()
+    assert {row.state for row in bed.trainings.table()} == {TrainingState.WAITING}
+
+
 def test_failed_items_raise_with_their_names_only_when_asked(beds):
     def fails(bed, slot, attempt):
         while isinstance(order := bed.draw(slot, attempt), Train):
