@@ -1,7 +1,6 @@
 """The framing of the link between a supervisor and its child."""
 
 import os
-import queue
 import socket
 import struct
 import subprocess
@@ -131,8 +130,8 @@ def test_what_the_peer_sent_before_its_end_arrives(ends):
 
 def test_a_process_that_cannot_carry_out_an_order_ends_and_takes_no_later_one(ends, monkeypatch):
     supervisor, child, _ = ends
-    codes: queue.SimpleQueue[int] = queue.SimpleQueue()
-    monkeypatch.setattr(child_link, "os", SimpleNamespace(_exit=codes.put))
+    codes: list[int] = []
+    monkeypatch.setattr(child_link, "os", SimpleNamespace(_exit=codes.append))
     orders = []
 
     def on_order(order):
@@ -141,10 +140,8 @@ def test_a_process_that_cannot_carry_out_an_order_ends_and_takes_no_later_one(en
 
     for order in (messages.WorkerDone(0), messages.Stop("over")):
         supervisor.send(order)
-    thread = child_link.start_order_thread(child, on_order)
-    assert codes.get(timeout=10) == 1
-    thread.join(10)
-    assert orders == [messages.WorkerDone(0)]
+    child_link.start_order_thread(child, on_order).join(10)
+    assert (codes, orders) == ([1], [messages.WorkerDone(0)])
 
 
 def test_a_child_may_report_every_event_that_its_supervisor_does_not_make():
