@@ -261,8 +261,11 @@ class TrainingQueue:
 
     def give_up(self) -> None:
         """Take what is under way as waiting: the run is over, and no slot trains any more."""
-        for item in self._holders:
-            self._set(item, replace(self.table[item], state=TrainingState.WAITING))
+        for item in list(self._holders):
+            if item in self._ahead.values():
+                self._take_back(item)
+            else:
+                self._set(item, replace(self.table[item], state=TrainingState.WAITING))
         self._holders.clear()
 
     def _take_unknown_back(self, slot: SlotAttempt, holding: Collection[int]) -> None:

@@ -57,6 +57,7 @@ def test_what_was_under_way_at_the_end_of_the_run_waits():
     queue.draw(A)
     queue.ended(A, done(0))
     queue.draw(A)
+    queue.draw(A, [1], is_ahead=True)  # it has not begun
     queue.give_up()
     assert states(queue) == ["done", "waiting", "waiting"]
     assert [row.attempts for row in queue.table] == [1, 1, 0]
