@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import threading
 
@@ -739,24 +740,29 @@ def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_pla
 ):
     count_tasks(monkeypatch, False)
     looks: list[bool] = []
-    waited = threading.Event()
+    looked = threading.Event()
 
     def are_slots_held():
         looks.append(is_held)
-        if len(looks) == 3:
-            waited.set()
+        if len(looks) == 3 or not is_held:
+            looked.set()
         return is_held
+
+    def wait_at_most(bed, wait_s):
+        bed.run._jobs = dataclasses.replace(bed.run._jobs, wait_s=wait_s)
 
     def hands_over_once(bed, slot, attempt):
         if attempt:
-            waited.wait(WAIT_S if is_held else 1.0)
+            wait_at_most(bed, 0.0)  # only now: what comes before and after takes its time
+            looked.wait(WAIT_S)
+            wait_at_most(bed, WAIT_S)
             return trains_all(bed, slot, attempt)
         order = bed.draw(slot, attempt)
         ended = Ended(order.item, Ending.RETURNED, 0.5, {}, "", order.attempt)
         bed.run.on_beat(SlotBeat(slot, attempt, (ended,), is_leaving=True))
         return [(order.item, b"\x80\x04K\x00.")]
 
-    bed = beds(hands_over_once, num_slots=1, wait_s=0.2, are_slots_held=are_slots_held)
+    bed = beds(hands_over_once, num_slots=1, are_slots_held=are_slots_held)
     if is_held:
         assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
         assert bed.run._console.flush(WAIT_S)

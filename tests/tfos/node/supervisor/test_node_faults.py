@@ -209,7 +209,7 @@ def test_a_node_that_no_answer_of_the_driver_reaches_fails_its_task_with_the_add
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
-    lease_s = 4.0
+    lease_s = 10.0
     bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
     run = bed.start(by_line(bed.bundle("worker:0", wait_forever), line))
     bed.release("worker:0")
