@@ -192,7 +192,7 @@ class UnixAcceptor(SocketAcceptor):
         Raises:
             OSError: the directory cannot be made, or its path is too long for a Unix socket.
         """
-        self._directory = _short_private_directory(directory)
+        self._directory = short_private_directory(directory)
         self.path = str(self._directory / "s")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -212,7 +212,15 @@ class UnixAcceptor(SocketAcceptor):
             self._directory.rmdir()
 
 
-def _short_private_directory(parent: str | None) -> Path:
+def short_private_directory(parent: str | None) -> Path:
+    """Make a directory (mode 0700) in which a Unix socket of the name `s` can be bound.
+
+    Args:
+        parent: where it is made; None: the temporary directory, or /tmp if that is too deep.
+
+    Raises:
+        OSError: it cannot be made, or its path is too long.
+    """
     candidates = [parent] if parent is not None else [tempfile.gettempdir(), "/tmp"]
     for candidate in candidates:
         made = Path(tempfile.mkdtemp(prefix="rpc-", dir=candidate))
@@ -221,7 +229,8 @@ def _short_private_directory(parent: str | None) -> Path:
         made.rmdir()
     raise OSError(
         errno.ENAMETOOLONG,
-        f"a Unix socket's path has at most {_MAX_UNIX_PATH_BYTES} bytes; give a shorter directory",
+        f"a Unix socket's path has at most {_MAX_UNIX_PATH_BYTES} bytes; name a shorter directory, "
+        "or set TMPDIR to one",
         candidates[0],
     )
 

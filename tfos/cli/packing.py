@@ -74,6 +74,8 @@ def summary(output: Path, packed: Packed, took_s: float) -> str:
             f"left out, though a node imports it here: {', '.join(packed.given_up)}; see that "
             "nodes start without it"
         )
+    if packed.unmatched:
+        lines.append(f"matches nothing: {' '.join(map(shlex.quote, packed.unmatched))}")
     archive = shlex.quote(f"{output}#env")
     lines.append(
         f"spark-submit --archives {archive} --conf spark.pyspark.python=./env/bin/python …"

@@ -145,14 +145,17 @@ def _java(_: CollectRequest) -> Facts:
         program = os.path.join(home, "bin", "java")
     else:
         program = shutil.which("java") or "java"
-    found = subprocess.run(
-        [program, "-version"],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    try:
+        found = subprocess.run(
+            [program, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"program": program, "silent_s": COMMAND_S}
     match = _JAVA_VERSION.search(found.stderr)
     if match is None:
         raise RuntimeError(f"{program} -version tells no version: {_last_line(found.stderr)}")
@@ -291,15 +294,18 @@ def _tensorflow(request: CollectRequest) -> Facts:
     again = compiled_again(("tensorflow",))
     if not request.with_tensorflow:
         return {"compiled_again": again}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _IMPORT],
-        capture_output=True,
-        text=True,
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", **node_env(os.environ)},
-        stdin=subprocess.DEVNULL,
-        timeout=IMPORT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _IMPORT],
+            capture_output=True,
+            text=True,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", **node_env(os.environ)},
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"compiled_again": again, "silent_s": IMPORT_S}
     if done.returncode != 0:
         raise RuntimeError(f"exit status {done.returncode}: {_last_line(done.stderr)}")
     took_s, peak_kib = json.loads(_last_line(done.stdout))

@@ -213,24 +213,33 @@ def _cluster(
         request = _request(wanted, fresh.file("driver"), for_nodes=False)
         driver = _own_report("driver", request, wanted.timeout_s)
         return [driver, PlaceReport("Spark", wanted.master, (_no_spark(error, wanted),))]
+    reports: list[PlaceReport] = []
     try:
-        return _with_spark(sc, wanted, fresh, say)
+        _add_reports(reports, sc, wanted, fresh, say)
     except Exception as error:  # noqa: BLE001 - a Spark that ends meanwhile fails in many ways
         text = f"the examination ended early: {reason_of(error)}"
         step = "see whether the application was killed; the reason may be above, or in its log"
-        return [PlaceReport("Spark", wanted.master, (Finding("spark", Level.PROBLEM, text, step),))]
+        ended = Finding("spark", Level.PROBLEM, text, step)
+        reports.append(PlaceReport("Spark", wanted.master, (ended,)))
     finally:
         with suppress(Exception):  # the JVM ends with this process anyway
             calls.start(sc.stop, _STOP_S).result(_STOP_S)
+    return reports
 
 
-def _with_spark(
-    sc: Any, wanted: ExaminationRequest, fresh: _FreshDirectory, say: Say
-) -> list[PlaceReport]:
+def _add_reports(
+    reports: list[PlaceReport],
+    sc: Any,
+    wanted: ExaminationRequest,
+    fresh: _FreshDirectory,
+    say: Say,
+) -> None:
+    """Add each report once it is finished: those before an error count."""
     facts = read_facts(sc)
     host = server_host(os.environ, facts)
     offer, waited_s = _await_executors(sc, facts, wanted.timeout_s, say)
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
+    reports.append(PlaceReport("Spark", facts.master, settings))
     # On one host all is by loopback, and no name is looked up.
     executor_hosts = [] if facts.loopback else [each.host for each in offer.executors]
     hosts = tuple(dict.fromkeys(host for host in executor_hosts if host))
@@ -243,6 +252,7 @@ def _with_spark(
     )
     say("examining the driver")
     driver = _own_report("driver", asked, wanted.timeout_s)
+    reports.append(driver)
     say(f"examining each of {len(offer.executors)} executors, {wanted.timeout_s:.0f} s at most")
     of = {each.executor_id: each.host for each in offer.executors}
     with open_door(host.bound) as port:
@@ -264,8 +274,7 @@ def _with_spark(
             ),
             wanted.timeout_s,
         )
-    spark = PlaceReport("Spark", facts.master, settings)
-    return [spark, driver, *_executor_reports(visits, driver.facts)]
+    reports += _executor_reports(visits, driver.facts)
 
 
 def some_of(hosts: Sequence[str], own: str, most: int) -> tuple[str, ...]:

@@ -111,11 +111,12 @@ def of_settings(facts: SparkFacts) -> list[Finding]:
     found: list[Finding] = []
     try:
         preflight.check_spark(facts.conf, ClusterConfig())
-        found += [Finding("settings", Level.WARNING, note) for note in preflight.notes(facts)]
         memory = executor_memory.of_settings(facts.conf, facts.master)
+        notes = preflight.notes(facts, memory.slots)  # as many nodes as an executor may be given
+        found += [Finding("settings", Level.WARNING, note) for note in notes]
     except ConfigError as error:
         return [*found, Finding("settings", Level.PROBLEM, str(error))]
-    if memory.is_contained and not memory.shortage():
+    if memory.is_contained and not memory.shortage(memory.slots):
         found.append(Finding("memory", Level.OK, memory.sentence()))
     return found or [Finding("settings", Level.OK, "nothing that reserve() refuses or warns of")]
 
@@ -180,6 +181,10 @@ def _packages(fact: Facts, beside: Beside) -> Iterator[Finding]:
 
 
 def _java(fact: Facts, beside: Beside) -> Iterator[Finding]:
+    if "silent_s" in fact:
+        text = f"{fact['program']} -version told nothing within {fact['silent_s']:.0f} s"
+        yield Finding("java", Level.WARNING, text, "run it there; the host or its disk is busy")
+        return
     here = f"{fact['major']} {fact['program']}"
     driver_major = (beside.driver or {}).get("java", {}).get("major", fact["major"])
     if fact["major"] < MIN_JAVA:
@@ -356,13 +361,16 @@ def _tensorflow(fact: Facts, _: Beside) -> Iterator[Finding]:
         return
     if fact["compiled_again"]:
         yield Finding("tensorflow", Level.WARNING, fact["compiled_again"])
-    if "import_s" not in fact:
+    if "silent_s" in fact:
+        text = f"not imported within {fact['silent_s']:.0f} s"
+    elif "import_s" not in fact:
         yield Finding("tensorflow", Level.OK, "installed; its import was not tried")
         return
-    text = f"imported in {fact['import_s']:.1f} s, {fact['peak_mib']} MiB"
-    if fact["import_s"] < SLOW_IMPORT_S:
-        yield Finding("tensorflow", Level.OK, text)
-        return
+    else:
+        text = f"imported in {fact['import_s']:.1f} s, {fact['peak_mib']} MiB"
+        if fact["import_s"] < SLOW_IMPORT_S:
+            yield Finding("tensorflow", Level.OK, text)
+            return
     next_step = "each start of a node waits for it: put the environment on a local disk"
     yield Finding("tensorflow", Level.WARNING, text, next_step)
 

@@ -259,6 +259,15 @@ class TrainingQueue:
             self._set(item, row)
             self._put_back(item)
 
+    def give_up(self) -> None:
+        """Take what is under way as waiting: the run is over, and no slot trains any more."""
+        for item in list(self._holders):
+            if item in self._ahead.values():
+                self._take_back(item)
+            else:
+                self._set(item, replace(self.table[item], state=TrainingState.WAITING))
+        self._holders.clear()
+
     def _take_unknown_back(self, slot: SlotAttempt, holding: Collection[int]) -> None:
         lost = [
             item for item, holder in self._holders.items() if holder == slot and item not in holding

@@ -477,6 +477,7 @@ class MapRun:
             self._server.close()
         with self._changed:
             self._over_s = self._over_s or time.monotonic()
+            self._queue.give_up()
             self._is_over = True
             self._changed.notify_all()
 

@@ -221,7 +221,7 @@ def start_order_thread(
     """Call `on_order` for each order, in order, on a daemon thread; return the thread.
 
     When the supervisor's end of the link closes, this process exits at once: without a supervisor
-    no process would report for it or end it.
+    no process would report for it or end it. So it does when `on_order` raises, with status 1.
 
     Args:
         link: this process's end of the link.
@@ -232,8 +232,9 @@ def start_order_thread(
         try:
             while (order := link.receive()) is not None:
                 on_order(order)
-        except LinkError:
-            _logger.exception("the supervisor sent something that is no order")
+        except Exception:
+            # A process that goes on would take no later order, not even the one to stop.
+            _logger.exception("an order could not be read or carried out")
         os._exit(1)
 
     thread = threading.Thread(target=carry_out, name="tfos-orders", daemon=True)

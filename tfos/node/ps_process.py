@@ -22,6 +22,7 @@ from ps.checkpoint.choice import RestoreOptions
 from ps.collector import StartFreeze
 from ps.errors import CheckpointError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.permissions import ServerPhase
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
 from tfos.config import ClusterConfig
@@ -162,6 +163,14 @@ class ServerProcess:
             self._link.send(messages.UpdatesLost(lost))
 
     def _carry_out(self, order: ToServer) -> None:
+        try:
+            self._follow(order)
+        except Exception:
+            # The barrier that the order has completed failed, and waiting workers get the reason.
+            if self._server.phase is not ServerPhase.FAILED:
+                raise
+
+    def _follow(self, order: ToServer) -> None:
         match order:
             case HasBegun(yes):
                 self._begun.put(yes)

@@ -6,6 +6,7 @@ Does not: choose what goes in.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -23,6 +24,7 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar")
 TIME_S = 315_532_800
 """1980-01-01, the time of every file."""
 _BUFFER_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_target(target: Path) -> None:
@@ -50,6 +52,9 @@ def write(
         entries: what goes in, one per name.
         level: of gzip, 1 to 9.
         on_bytes: called with the size of each file that was added.
+
+    Raises:
+        OSError: a file cannot be read, or the archive written; with the path.
     """
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -63,6 +68,10 @@ def write(
                     tar.addfile(_header(name, tarfile.DIRTYPE, 0o755))
                 on_bytes(_add(tar, entry))
         partial.replace(target)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error  # a write names no file
     finally:
         partial.unlink(missing_ok=True)
 

@@ -88,6 +88,22 @@ def files_below(root: Path, at: str, rules: Rules) -> Iterator[Entry]:
     yield from _below(root, "", at, rules)
 
 
+def unmatched(patterns: Collection[str], roots: Collection[Path]) -> list[str]:
+    """Return the patterns that match no file and no directory, and so change nothing.
+
+    Args:
+        patterns: of paths below the directories.
+        roots: the directories.
+    """
+    names = {
+        (Path(directory) / name).relative_to(root).as_posix()
+        for root in roots
+        for directory, below, files in os.walk(root)
+        for name in (*below, *files)
+    }
+    return [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+
+
 def _below(root: Path, inside: str, at: str, rules: Rules) -> Iterator[Entry]:
     for found in sorted(os.scandir(root / inside), key=lambda each: each.name):
         name = f"{inside}/{found.name}" if inside else found.name

@@ -53,6 +53,8 @@ class Packed:
     libraries: HostLibraries
     given_up: tuple[str, ...] = ()
     """Packages that nodes import, of which the user has left files out."""
+    unmatched: tuple[str, ...] = ()
+    """The user's patterns that match nothing."""
 
 
 @dataclass
@@ -129,6 +131,7 @@ def pack_home(
             num_kernels=sum(name.endswith(".nbi") for name, _ in warmed.kernels),
             libraries=libraries,
             given_up=tuple(sorted(_given_up(home, warmed, choices))),
+            unmatched=_unmatched(home, choices),
         )
 
 
@@ -185,6 +188,11 @@ def _given_up(home: PythonHome, warmed: Warmed, choices: Choices) -> set[str]:
     """Return the packages that nodes import and the user leaves out."""
     rules = (_rules(home, directory, warmed, choices) for directory in home.packages)
     return {name for each in rules for name in each.given_up()}
+
+
+def _unmatched(home: PythonHome, choices: Choices) -> tuple[str, ...]:
+    patterns = (*choices.kept, *choices.left_out)
+    return tuple(contents.unmatched(patterns, home.packages)) if patterns else ()
 
 
 def _elsewhere(home: PythonHome) -> tuple[str, ...]:

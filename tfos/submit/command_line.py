@@ -48,6 +48,8 @@ class SubmitLine:
     settings: Mapping[str, str]
     program: str
     args: tuple[str, ...]
+    num_nodes: int
+    """Of them an executor has as many as it has slots."""
 
     def words(self, spark_submit: str) -> list[str]:
         """Return the command line.
@@ -72,7 +74,8 @@ class SubmitLine:
     def warning(self) -> str:
         """Return what the driver would warn of for want of memory; "": nothing."""
         master = self.settings["spark.master"]
-        return executor_memory.of_settings(self.settings, master).shortage()
+        memory = executor_memory.of_settings(self.settings, master)
+        return memory.shortage(min(self.num_nodes, memory.slots))
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
         is_local = self.settings["spark.master"].startswith("local")
@@ -93,6 +96,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
     """
     _refuse(job)
     settings = {key: value for key, value in _settings(job) if value}
+    settings |= _environment(job)  # an empty variable is one
     for key, value in job.conf.items():
         if key in settings:
             raise SettingsError(
@@ -105,6 +109,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
         settings={**settings, **job.conf},
         program=job.program,
         args=(*(_filled(each, counts) for each in job.args), *more_args),
+        num_nodes=job.nodes,
     )
 
 
@@ -227,7 +232,9 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     yield "spark.driver.cores", str(driver.cores or "")
     yield "spark.driver.memory", driver.memory or ""
     yield "spark.driver.memoryOverhead", driver.overhead or ""
-    if job.retries:
+    is_of_yarn = job.master == "yarn" and job.deploy_mode == "cluster"
+    # Without the setting YARN starts a program again once.
+    if job.retries or (is_of_yarn and "spark.yarn.maxAppAttempts" not in job.conf):
         yield "spark.yarn.maxAppAttempts", str(job.retries + 1)
     yield "spark.pyspark.python", job.python
     yield "spark.pyspark.driver.python", job.driver_python
@@ -235,7 +242,6 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     yield "spark.submit.pyFiles", ",".join(job.py_files)
     yield "spark.files", ",".join(job.files)
     yield "spark.archives", ",".join(job.archives)
-    yield from _environment(job)
     yield from job_settings.of_job(job.resources, job.inputs, job.output)
 
 

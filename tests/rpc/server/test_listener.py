@@ -151,7 +151,7 @@ def test_the_unix_socket_stands_in_a_private_directory_that_goes_away(listener, 
 def test_a_unix_directory_that_is_too_deep_is_refused(listener, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    with pytest.raises(OSError, match="at most 107 bytes; give a shorter directory"):
+    with pytest.raises(OSError, match="at most 107 bytes; name a shorter directory"):
         listener.bind_unix(str(deep))
     assert list(deep.iterdir()) == []
 

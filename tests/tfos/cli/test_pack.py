@@ -23,6 +23,7 @@ PACKED = Packed(
     num_modules=4217,
     num_kernels=222,
     given_up=("pandas", "six"),
+    unmatched=("sicpy*",),
     libraries=HostLibraries(
         {"libffi.so.8": Path("/lib/libffi.so.8")}, (), ("libtbb.so.12",), (2, 36)
     ),

@@ -18,13 +18,14 @@ import pyspark
 import pytest
 
 from tests.support.fake_spark import FakeSpark
-from tfos.doctor import executors
+from tfos.doctor import collection, executors
 from tfos.doctor.collection import CollectRequest, collect
 from tfos.doctor.door import open_door
 from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine, some_of
-from tfos.doctor.findings import Level
+from tfos.doctor.findings import Beside, Level, of_place
 from tfos.errors import SettingsError
 from tfos.slots.offer import ExecutorSlots
+from tfos.worker import import_ahead
 
 pytestmark = pytest.mark.socket
 EXECUTOR = ExecutorSlots("driver", "h", 8)
@@ -156,6 +157,16 @@ def test_a_spark_that_ends_meanwhile_is_a_row(spark, monkeypatch):
     assert reports["Spark"].has_problem
 
 
+def test_what_was_found_before_spark_ended_is_told(spark, monkeypatch):
+    monkeypatch.setattr(executors, "visit_all", lambda *_: refuse())
+    asked = ExaminationRequest(master="local[8]", with_tensorflow=False)
+    reports = examine(asked, start_spark=lambda _: spark)
+    assert [each.name for each in reports] == ["Spark", "driver", "Spark"]
+    assert levels(reports[0]) == {"settings": Level.OK, "executors": Level.OK}
+    assert "java" in levels(reports[1])
+    assert "ended early: " in reports[2].findings[0].text
+
+
 def test_a_spark_that_does_not_start_is_a_row_beside_the_driver():
     def never(_: ExaminationRequest) -> Any:
         raise RuntimeError("Java gateway process exited")
@@ -192,6 +203,29 @@ def test_a_step_that_fails_is_a_fact_and_the_others_go_on(monkeypatch, tmp_path)
     assert facts["java"]["error"].startswith("FileNotFoundError")
     assert "error" in facts["ports"]
     assert facts["names"]["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        ("java", "java -version told nothing within 0 s"),
+        ("tensorflow", "not imported within 0 s"),
+    ],
+)
+def test_a_slow_host_is_a_warning(monkeypatch, tmp_path, check, text):
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\nexec sleep 60\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(collection, "COMMAND_S", 0.05)
+    monkeypatch.setattr(collection, "IMPORT_S", 0.001)
+    monkeypatch.setattr(import_ahead, "SLOW", ())  # whether it is installed here or not
+    monkeypatch.setattr(import_ahead, "compiled_again", lambda _: "")
+    found = of_place(collect(CollectRequest(checks=(check,))), Beside())[-1]
+    assert (found.check, found.level) == (check, Level.WARNING)
+    assert text in found.text
+    assert found.next_step
 
 
 def test_names_of_other_hosts_that_lead_here_are_told(monkeypatch):

@@ -230,6 +230,9 @@ def test_settings_say_what_reserve_would():
     assert any("896 MiB = 512 heap + 384 overhead" in each.text for each in warned)
     roomy = settings("yarn", spark_executor_memoryOverhead="2g")
     assert "3072 MiB = 1024 heap + 2048 overhead" in roomy[-1].text
+    slots = settings("yarn", spark_executor_memoryOverhead="2g", spark_executor_cores="4")
+    assert {each.level for each in slots} == {Level.WARNING}
+    assert "4 nodes need 8192 MiB" in slots[-1].text
     [wrong] = settings("yarn", spark_executor_memory="lots")
     assert (wrong.level, "'lots' is no size" in wrong.text) == (Level.PROBLEM, True)
 

@@ -52,6 +52,18 @@ def test_a_slot_waits_while_another_ones_item_may_come_back():
     assert (queue.table[0].attempts, queue.table[0].error) == (2, "killed")
 
 
+def test_what_was_under_way_at_the_end_of_the_run_waits():
+    queue = queue_of(3)
+    queue.draw(A)
+    queue.ended(A, done(0))
+    queue.draw(A)
+    queue.draw(A, [1], is_ahead=True)  # it has not begun
+    queue.give_up()
+    assert states(queue) == ["done", "waiting", "waiting"]
+    assert [row.attempts for row in queue.table] == [1, 1, 0]
+    assert not queue.ended(A, done(1)), "nobody listens any more"
+
+
 def test_an_item_whose_value_cannot_travel_is_not_trained_again():
     queue = queue_of(1)
     queue.draw(A)

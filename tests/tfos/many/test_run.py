@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import threading
 
@@ -241,6 +242,20 @@ def test_slots_are_told_to_stop_when_the_run_is_cancelled(beds):
     assert told.wait(WAIT_S)
     assert bed.trainings.is_over
     assert bed.draw(0, 1) == EndSlot()
+
+
+def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(beds):
+    def is_killed(bed, slot, attempt):
+        bed.draw(slot, attempt)
+        while not bed.run.on_beat(SlotBeat(slot, attempt)).stop:
+            bed.run.wait(None, 0.01)
+        raise RuntimeError("Job 1 cancelled")
+
+    bed = beds(is_killed, num_slots=1)
+    while bed.run.read(lambda queue: not queue.count(TrainingState.TRAINING)):
+        bed.run.wait(None, 0.01)
+    bed.trainings.cancel()
+    assert {row.state for row in bed.trainings.table()} == {TrainingState.WAITING}
 
 
 def test_failed_items_raise_with_their_names_only_when_asked(beds):
@@ -725,24 +740,29 @@ def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_pla
 ):
     count_tasks(monkeypatch, False)
     looks: list[bool] = []
-    waited = threading.Event()
+    looked = threading.Event()
 
     def are_slots_held():
         looks.append(is_held)
-        if len(looks) == 3:
-            waited.set()
+        if len(looks) == 3 or not is_held:
+            looked.set()
         return is_held
+
+    def wait_at_most(bed, wait_s):
+        bed.run._jobs = dataclasses.replace(bed.run._jobs, wait_s=wait_s)
 
     def hands_over_once(bed, slot, attempt):
         if attempt:
-            waited.wait(WAIT_S if is_held else 1.0)
+            wait_at_most(bed, 0.0)  # only now: what comes before and after takes its time
+            looked.wait(WAIT_S)
+            wait_at_most(bed, WAIT_S)
             return trains_all(bed, slot, attempt)
         order = bed.draw(slot, attempt)
         ended = Ended(order.item, Ending.RETURNED, 0.5, {}, "", order.attempt)
         bed.run.on_beat(SlotBeat(slot, attempt, (ended,), is_leaving=True))
         return [(order.item, b"\x80\x04K\x00.")]
 
-    bed = beds(hands_over_once, num_slots=1, wait_s=0.2, are_slots_held=are_slots_held)
+    bed = beds(hands_over_once, num_slots=1, are_slots_held=are_slots_held)
     if is_held:
         assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
         assert bed.run._console.flush(WAIT_S)

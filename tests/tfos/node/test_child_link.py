@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_what_the_peer_sent_before_its_end_arrives(ends):
         child.send(each)
     child.close()
     assert [supervisor.receive(), supervisor.receive(), supervisor.receive()] == [*sent, None]
+
+
+def test_a_process_that_cannot_carry_out_an_order_ends_and_takes_no_later_one(ends, monkeypatch):
+    supervisor, child, _ = ends
+    codes: list[int] = []
+    monkeypatch.setattr(child_link, "os", SimpleNamespace(_exit=codes.append))
+    orders = []
+
+    def on_order(order):
+        orders.append(order)
+        raise RuntimeError("can't start new thread")
+
+    for order in (messages.WorkerDone(0), messages.Stop("over")):
+        supervisor.send(order)
+    child_link.start_order_thread(child, on_order).join(10)
+    assert (codes, orders) == ([1], [messages.WorkerDone(0)])
 
 
 def test_a_child_may_report_every_event_that_its_supervisor_does_not_make():

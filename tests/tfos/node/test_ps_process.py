@@ -13,11 +13,12 @@ import pytest
 
 from ps.checkpoint.format import step_name
 from ps.client.client import PSClient
-from ps.errors import CheckpointError, StaleGeneration, WorkerLost
+from ps.errors import CheckpointError, ServerError, StaleGeneration, WorkerLost
 from ps.manifest.manifest import Hyper
 from ps.protocol.permissions import ServerPhase
 from ps.server import lifecycle
 from ps.server.handlers import Service
+from ps.server.reduction import Reduction
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
@@ -288,3 +289,44 @@ def test_a_barrier_goes_on_without_a_lost_worker_where_the_cluster_does(
         assert told == "" if is_outlived else remedy in told
     finally:
         child.close()
+
+
+@pytest.mark.fault("F02")
+def test_workers_are_told_why_a_barrier_failed_that_a_lost_worker_was_the_last_to_hold_up(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    child = Child(node_settings(num_workers=2), monkeypatch)
+    codes: list[int] = []
+    monkeypatch.setattr("tfos.node.child_link.os._exit", codes.append)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("broken kernel")
+
+    monkeypatch.setattr(Reduction, "reduce", broken)
+    child.start(tmp_path_factory.mktemp("s"))
+    told: list[str] = []
+    try:
+        manifest = make_manifest(rule=ADD, consistency="sync", reduction="sum")
+        clients = [child.client(child.endpoint, rank) for rank in range(2)]
+        clients[0].seed(manifest, filled(manifest))
+        clients[1].attach()
+
+        def push() -> None:
+            try:
+                clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            except ServerError as error:
+                told.append(str(error))
+
+        pushing = threading.Thread(target=push, daemon=True)
+        pushing.start()
+        wait_until(lambda: child.process._server.stats().waiting, "the push waits")
+        child.link.send(messages.FenceWorker(1, 0, "killed"))
+        pushing.join(WAIT_S)
+        child.link.send(messages.Stop("end"))
+        child.main.join(WAIT_S)
+        assert not child.main.is_alive(), "the order behind it is carried out"
+        assert codes == []
+    finally:
+        child.close()
+    [text] = told
+    assert "reducing clock 1 failed: ValueError: broken kernel" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+from functools import partial
 
 import pytest
 
@@ -61,6 +62,16 @@ def test_a_failure_leaves_the_older_archive_and_nothing_else(tmp_path):
         archive.write(target, [Entry("a", tmp_path / "gone")], 6, lambda _: None)
     assert target.read_text() == "older"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_full_disk_is_told_with_the_archives_path(tmp_path, monkeypatch):
+    full_disk = partial(open, "/dev/full", "wb", 0)
+    monkeypatch.setattr(archive, "_opened", lambda *_: full_disk())
+    target = tmp_path / "env.tar"
+    with pytest.raises(OSError, match="No space left on device") as full:
+        archive.write(target, entries(tmp_path / "files"), 6, lambda _: None)
+    assert full.value.filename == str(target)
+    assert not target.exists()
 
 
 def test_a_name_that_nobody_unpacks_and_a_missing_directory_are_refused(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfos.errors import UnsupportedError
-from tfos.pack.contents import OF_PACKAGES, OF_STDLIB, Rules, files_below
+from tfos.pack.contents import OF_PACKAGES, OF_STDLIB, Rules, files_below, unmatched
 
 
 def made(root: Path, *names: str) -> Path:
@@ -53,6 +53,12 @@ def test_a_user_keeps_and_leaves_out(tmp_path):
     root = made(tmp_path, "pyspark/jars/a.jar", "scipy/a.py", "scipy-1.dist-info/METADATA")
     rules = Rules((*OF_PACKAGES, "scipy", "scipy-*"), ("pyspark/jars",))
     assert packed(root, rules) == ["pyspark/jars/a.jar"]
+
+
+def test_a_pattern_that_matches_nothing_is_told(tmp_path):
+    root = made(tmp_path, "scipy/a.py", "pyspark/jars/a.jar")
+    patterns = ("scipy", "sicpy*", "*/a.jar", "pyspark/jars", "jars")
+    assert unmatched(patterns, [tmp_path / "none", root]) == ["sicpy*", "jars"]
 
 
 def test_what_a_user_leaves_out_goes_whole_though_nodes_import_it(tmp_path):

@@ -72,8 +72,9 @@ def test_its_python_runs_from_another_place_and_loads_nothing_of_the_host(small,
 def test_what_nodes_import_of_left_out_packages_is_told(small, tmp_path):
     home, warmed = small
     target = tmp_path / "env.tar"
-    packed = pack_home(home, warmed, target, Choices(left_out=("hel*",)), PackProgress())
+    packed = pack_home(home, warmed, target, Choices(left_out=("hel*", "six")), PackProgress())
     assert packed.given_up == ("hello",)
+    assert packed.unmatched == ("six",)
     with tarfile.open(target) as tar:
         assert [name for name in tar.getnames() if name.endswith("hello/__init__.py")] == []
 

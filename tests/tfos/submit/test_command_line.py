@@ -105,6 +105,17 @@ def options(**changed: Any) -> str:
             "--conf spark.yarn.appMasterEnv.A=b",
         ),
         (
+            {"deploy_mode": "cluster", "env": {"CUDA_VISIBLE_DEVICES": ""}},
+            "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
+            "--conf spark.yarn.maxAppAttempts=1 --conf spark.executorEnv.CUDA_VISIBLE_DEVICES= "
+            "--conf spark.yarn.appMasterEnv.CUDA_VISIBLE_DEVICES=",
+        ),
+        (
+            {"deploy_mode": "cluster", "conf": {"spark.yarn.maxAppAttempts": "4"}},
+            "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
+            "--conf spark.yarn.maxAppAttempts=4",
+        ),
+        (
             {"master": "k8s://h", "deploy_mode": "cluster", "env": {"A": "b"}},
             "--master k8s://h --deploy-mode cluster --num-executors 1 --executor-cores 1 "
             "--conf spark.executorEnv.A=b --conf spark.kubernetes.driverEnv.A=b",
@@ -112,7 +123,8 @@ def options(**changed: Any) -> str:
         (
             {"deploy_mode": "cluster", "driver": Given(cores=2, memory="1g", overhead="2g")},
             "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
-            "--driver-cores 2 --driver-memory 1g --conf spark.driver.memoryOverhead=2g",
+            "--driver-cores 2 --driver-memory 1g --conf spark.driver.memoryOverhead=2g "
+            "--conf spark.yarn.maxAppAttempts=1",
         ),
         (
             {
@@ -197,6 +209,14 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
             "workers.memory = '1g': executors of master local-cluster are all alike",
         ),
         (
+            {
+                "deploy_mode": "cluster",
+                "retries": 1,
+                "conf": {"spark.yarn.maxAppAttempts": "4"},
+            },
+            "conf.'spark.yarn.maxAppAttempts' = '4': another key of this file says '2'",
+        ),
+        (
             {"conf": {"spark.executor.cores": "2"}},
             "conf.'spark.executor.cores' = '2': another key of this file says '1'",
         ),
@@ -212,6 +232,13 @@ def test_a_container_too_small_for_a_node_is_warned_of():
     assert "spark.executor.memoryOverhead=2048m" in of_job(job()).warning()
     assert of_job(job(executor=Given(overhead="2g"))).warning() == ""
     assert of_job(job(master="local-cluster")).warning() == ""
+    slots = {
+        "executor": Given(cores=4, overhead="2g"),
+        "conf": {"spark.task.cpus": "1"},
+    }
+    assert of_job(job(**slots)).warning() == ""
+    assert "3 nodes need 6144 MiB" in of_job(job(ps=1, workers=2, **slots)).warning()
+    assert "4 nodes need 8192 MiB" in of_job(job(ps=1, workers=8, **slots)).warning()
 
 
 TEXTS = st.text(

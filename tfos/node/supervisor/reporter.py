@@ -141,14 +141,17 @@ class Reporter:
                 self._changed.notify_all()
 
     def finish(self, timeout_s: float) -> None:
-        """Send queued reports for at most `timeout_s` seconds, and disconnect."""
+        """Send queued reports for at most `timeout_s` seconds, and disconnect.
+
+        Nothing is sent where `start` was not called.
+        """
         by_s = time.monotonic() + timeout_s
         with self._changed:
             self._finish_by_s = by_s
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        if self._lines_thread.ident is not None:
-            self._lines_thread.join(max(0.0, by_s - time.monotonic()))
+        for thread in (self._thread, self._lines_thread):
+            if thread.ident is not None:
+                thread.join(max(0.0, by_s - time.monotonic()))
         if self._is_connected.is_set():
             self._client.close()
 

@@ -9,7 +9,6 @@ Runs in: the supervisor.      Threads: its main thread.
 from __future__ import annotations
 
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rpc.limits import DEFAULT_LIMITS
-from rpc.transport.listen import bound_tcp
+from rpc.transport.listen import bound_tcp, short_private_directory
 from tfos.control import messages
 from tfos.control.restarts.budget import WINDOW_S, RestartBudget
 from tfos.failure import NodeFailure
@@ -67,12 +66,13 @@ class ChildRestarts:
             directory: of the Unix socket.
 
         Raises:
-            OSError: the host is not an address of this machine.
+            OSError: the host is not an address of this machine, or the directory's path is too long
+                for a Unix socket.
         """
         if not self.limit:
             return
         self._sockets.append(bound_tcp(host, 0, DEFAULT_LIMITS))
-        private = tempfile.mkdtemp(prefix="rpc-", dir=directory)  # mode 0700
+        private = short_private_directory(str(directory))
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets.append(unix)
         unix.bind(f"{private}/s")

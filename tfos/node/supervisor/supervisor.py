@@ -160,9 +160,9 @@ class Supervisor:
             os.set_inheritable(self._spec.value_fd, False)
         self._loop.watch(self._spec.status_fd, self._on_task_gone)
         self._loop.set_timer("tick", _TICK_S, self._on_tick)
-        self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
         try:
-            self._run_child()  # first: its imports take longest
+            self._restarts.open_sockets(self._spec.executor.host, self._workspace.socket_dir)
+            self._run_child()  # before the reporter: its imports take longest
             self._check_gpus()
         finally:
             self._reporter.start()  # also to report why there is no child

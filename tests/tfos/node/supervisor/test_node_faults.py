@@ -21,6 +21,7 @@ from tests.support.marked_processes import wait_gone
 from tests.support.node_places import DriverLine
 from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
 from tests.support.ps_cluster import ADD, filled, make_manifest
+from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.errors import NodeStartError
 from tfos.failure import EXECUTOR_LOST, NodeId
@@ -208,7 +209,7 @@ def test_a_node_that_no_answer_of_the_driver_reaches_fails_its_task_with_the_add
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 def test_a_node_ends_by_itself_when_its_driver_is_gone(bed, line, how):
-    lease_s = 4.0
+    lease_s = 10.0
     bed.handler.reply = messages.RegisterReply(True, heartbeat_s=0.5, lease_s=lease_s)
     run = bed.start(by_line(bed.bundle("worker:0", wait_forever), line))
     bed.release("worker:0")
@@ -516,6 +517,20 @@ def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkey
     assert "/nonexistent" in failure.message
     assert run.wait().reason == failure.message
     bed.assert_nothing_left()
+
+
+def test_a_server_whose_sockets_cannot_be_opened_is_a_failure_with_its_reason(bed, monkeypatch):
+    deep = bed.temp / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    run = bed.start(bed.bundle("ps:0", checkpoints=Checkpoints(directory=str(bed.temp / "saves"))))
+    failure = bed.failure("ps:0")
+    assert failure.error_type == "OSError"
+    assert "a Unix socket's path has at most 107 bytes" in failure.message
+    assert f"set TMPDIR to one: '{deep}/" in failure.message
+    assert run.wait().reason == failure.message
+    bed.assert_nothing_left()
+    assert list(deep.iterdir()) == []
 
 
 def fill_memory(args, ctx):

@@ -53,6 +53,13 @@ def test_a_control_plane_that_cannot_be_opened_ends_the_node_with_the_reason():
     each.finish(WAIT_S)
 
 
+def test_a_reporter_that_was_not_started_can_be_finished():
+    def connect():
+        raise AssertionError("nothing is to be sent")
+
+    reporter(connect, queue.SimpleQueue()).finish(WAIT_S)
+
+
 class CutOff:
     """The client of a driver that no packet reaches."""
 
