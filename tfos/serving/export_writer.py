@@ -270,8 +270,8 @@ def _refuse_whole_export(target: Location) -> None:
 
 def _no_room(target: Location, error: OSError) -> ExportError:
     """Return the error for a full disk: which the error names, or the one that is written to."""
-    is_local = target.scheme == LOCAL
-    place = error.filename or (target.path if is_local else tempfile.gettempdir())
+    own = str(Path(target.path).parent)  # the target itself is there only where it is replaced
+    place = error.filename or (own if target.scheme == LOCAL else tempfile.gettempdir())
     free = ""
     with suppress(OSError):  # it is on another host
         free = f", where {shutil.disk_usage(place).free / 1e6:.1f} MB are free without its files"
