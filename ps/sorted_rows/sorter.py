@@ -31,7 +31,8 @@ class RowSorter:
     Args:
         dim: numbers of a row.
         dtype: float32 or float64.
-        directory: where a temporary directory is made once memory is full.
+        directory: where a temporary directory is made once memory is full; an OSError of a write
+            names it.
         is_newest_first: of an id that comes several times the first entry counts; else the last.
         memory_bytes: rows kept in memory.
     """
@@ -104,7 +105,7 @@ class RowSorter:
         """Append what waits in memory to the files of its parts, in the order in which it came."""
         if self._spill is None:
             self._spill = Path(tempfile.mkdtemp(prefix="tfos-sort-", dir=self._directory))
-        _divide(self._taken(), self._spill, _FIRST_SHIFT)
+        self._divide(self._taken(), self._spill, _FIRST_SHIFT)
 
     def _sorted_parts(self, directory: Path, shift: int) -> Iterator[SortedBatch]:
         """Yield what is in the files of a directory, and remove them."""
@@ -123,10 +124,25 @@ class RowSorter:
             count = max(1, most_bytes // self._record.itemsize)
             with path.open("rb") as file:
                 while (records := np.fromfile(file, self._record, count)).size:
-                    _divide(records, finer, shift - 8)
+                    self._divide(records, finer, shift - 8)
             path.unlink()
             yield from self._sorted_parts(finer, shift - 8)
             finer.rmdir()
+
+    def _divide(self, records: Array, directory: Path, shift: int) -> None:
+        """Append records, in their order, to files by the byte of their hashes at `shift`."""
+        parts = (hashed(records["id"]) >> np.uint64(shift)).astype(np.uint8)
+        order = np.argsort(parts, kind="stable")
+        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
+        for part, stop in enumerate(ends):
+            start = ends[part - 1] if part else 0
+            if stop > start:
+                try:
+                    with (directory / str(part)).open("ab") as file:
+                        file.write(records[order[start:stop]].tobytes())
+                except OSError as error:
+                    error.filename = str(self._directory)  # a write's own error names no file
+                    raise
 
     def _sorted(self, records: Array) -> Iterator[SortedBatch]:
         hashes = hashed(records["id"])
@@ -140,15 +156,3 @@ class RowSorter:
             yield SortedBatch(
                 chosen["id"].copy(), np.ascontiguousarray(chosen["row"]), chosen["removed"].copy()
             )
-
-
-def _divide(records: Array, directory: Path, shift: int) -> None:
-    """Append records, in their order, to files by the byte of their hashes that begins there."""
-    parts = (hashed(records["id"]) >> np.uint64(shift)).astype(np.uint8)
-    order = np.argsort(parts, kind="stable")
-    ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
-    for part, stop in enumerate(ends):
-        start = ends[part - 1] if part else 0
-        if stop > start:
-            with (directory / str(part)).open("ab") as file:
-                file.write(records[order[start:stop]].tobytes())

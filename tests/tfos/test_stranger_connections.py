@@ -122,6 +122,7 @@ def test_room_for_many_nodes_leaves_the_driver_descriptors_when_strangers_fill_i
         while num_closed(strangers) < STRANGERS - DESCRIPTORS and time.monotonic() < deadline_s:
             least = min(least, free_descriptors(process))
         least = min(least, free_descriptors(process))
+        assert num_closed(strangers) >= STRANGERS - DESCRIPTORS
     assert least > DESCRIPTORS // 8
 
 

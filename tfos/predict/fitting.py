@@ -37,7 +37,7 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
     """Return values in the dtype of an input; floats may be rounded, integers may not change.
 
     A finite number that would become infinite does not fit, and neither does an integer that shares
-    one double with another in the place of a float.
+    one double with another in the place of a float. Ids of int64 and uint64 are the same 64 bits.
 
     Args:
         values: [rows, ...], or the items of ragged rows.
@@ -52,6 +52,8 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
         return Misfit(f"{text}: make a column of long from what the ids were first")
     if values.dtype == object or values.dtype.name == info.dtype:
         return values
+    if info.is_id and is_wide(values) and info.dtype in ("int64", "uint64"):
+        return values.astype(info.dtype)  # the same bits, as tables take and give them
     try:
         # The processor notes an overflow, so the ordinary case needs no pass over the values.
         with np.errstate(invalid="ignore", over="raise"):

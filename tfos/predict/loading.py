@@ -204,6 +204,8 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     import keras
     import tensorflow as tf
 
+    from tfos.keras import lookup_errors
+
     _refuse_free_inputs(source, model)
     inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
@@ -211,12 +213,24 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
     def run(*given: Any) -> list[Any]:
         x = given[0] if takes_one else keras.tree.pack_sequence_as(model.input, list(given))
-        return list(map(tf.convert_to_tensor, keras.tree.flatten(model(x, training=False))))
+        return list(map(_tensor, keras.tree.flatten(model(x, training=False))))
 
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
     function.tfos_owner = model  # as below
-    return LoadedModel(digest, inputs, outputs, call=lambda tensors: function(*tensors))
+
+    def call(tensors: list[Any]) -> list[Any]:
+        with lookup_errors.typed_errors():
+            found: list[Any] = function(*tensors)
+        return found
+
+    return LoadedModel(digest, inputs, outputs, call=call)
+
+
+def _tensor(output: Any) -> Any:
+    import tensorflow as tf
+
+    return output if isinstance(output, tf.RaggedTensor) else tf.convert_to_tensor(output)
 
 
 def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
@@ -247,10 +261,7 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
     # TensorFlow has another order in each process.
     keywords = {key: keywords[key] for key in order or sorted(keywords)}
     ragged = ragged_arguments(model, keywords)
-    inputs = {
-        key: _ragged_info(ragged[key]) if key in ragged else _info(keywords[key])
-        for key in without_parts(keywords, ragged)
-    }
+    inputs = {key: _info(ragged.get(key, keywords[key])) for key in without_parts(keywords, ragged)}
     outputs = {key: _info(spec) for key, spec in sorted(function.structured_outputs.items())}
 
     def call(tensors: list[Any]) -> list[Any]:
@@ -349,14 +360,14 @@ def _spec(info: TensorInfo) -> Any:
 
 
 def _info(spec: Any) -> TensorInfo:
+    import tensorflow as tf
+
     shape = spec.shape.as_list()[1:] if spec.shape.rank else []
     has_rank = spec.shape.rank is not None
-    return TensorInfo(np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape), has_rank=has_rank)
-
-
-def _ragged_info(spec: Any) -> TensorInfo:
-    dtype = np.dtype(spec.dtype.as_numpy_dtype).name
-    return TensorInfo(dtype, tuple(spec.shape.as_list()[1:]), is_ragged=True)
+    is_ragged = isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec))
+    return TensorInfo(
+        np.dtype(spec.dtype.as_numpy_dtype).name, tuple(shape), is_ragged, has_rank=has_rank
+    )
 
 
 def _limit_to_task() -> None:

@@ -90,6 +90,7 @@ class Predictor:
         Raises:
             RowError: a value does not fit; names partition, row and column.
             SettingsError: another model is there now, or an output has no row per row.
+            IdError: an id out of a table's range; names the layer.
         """
         model = loaded(self.signature)
         places = list(model.outputs)
@@ -99,12 +100,16 @@ class Predictor:
         order = [self._place(name) for name in model.inputs]
         rows = _WaitingRows()
         for batch in itertools.chain(filter(len, batches), [None]):
-            answers: list[list[Array]] = []
+            answers: list[tuple[Array, ...]] = []
             num_bytes = 0
             for given in self._given(inputs, rows, batch):
                 found = model.call([_tensor(given[place]) for place in order])
-                answers.append([found[place].numpy() for place in taken])
-                self._check(answers[-1], num_rows(given))
+                answer = tuple(found[place].numpy() for place in taken)
+                self._check(answer, num_rows(given))
+                if answers and not _fit(answers[-1], answer):
+                    yield self._joined(answers)
+                    answers, num_bytes = [], 0
+                answers.append(answer)
                 num_bytes += sum(each.nbytes for each in answers[-1])
                 if num_bytes >= ANSWER_BYTES:
                     yield self._joined(answers)
@@ -128,7 +133,7 @@ class Predictor:
             places: of the columns that fill the inputs.
 
         Raises:
-            RowError, SettingsError: as `results`.
+            RowError, SettingsError, IdError: as `results`.
         """
         waiting = UnansweredBatches(iter(batches), names)
         for results in self.results(partition, (batch.select(places) for batch in waiting)):
@@ -154,7 +159,7 @@ class Predictor:
 
     def _info(self, column: OutputColumn) -> TensorInfo:
         info = self.signature.outputs[column.output]
-        if column.form == "tensor":
+        if column.form == "tensor" or info.is_ragged:  # which no column holds in any form
             return info
         if column.form == "python":
             return replace(info, dtype=_PYTHONS.get(info.dtype, info.dtype))

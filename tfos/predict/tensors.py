@@ -61,6 +61,11 @@ def column_type(name: str, info: TensorInfo) -> str:
             f"output {name!r} has an unknown number of dimensions, so no type of a column is its; "
             "name other outputs, or save the model with output.set_shape(…) in its function"
         )
+    if info.is_ragged:
+        raise SettingsError(
+            f"output {name!r} has lists of any length (ragged), which no column of this version "
+            "holds; end the model with .to_tensor(), or name other outputs"
+        )
     kind = _TYPES.get(info.dtype, ("", ""))[0]
     if not kind:
         raise SettingsError(f"output {name!r} is {info}, which no column holds; name another one")

@@ -59,7 +59,7 @@ def export_tables(  # the public surface: keywords with defaults
 
     Raises:
         CheckpointError: there is no such step, or it is damaged.
-        ExportError: the step that `since` names is gone, or has other tables.
+        ExportError: the step that `since` names is gone, or has other tables; a disk is full.
         SettingsError: a path is refused, or something else is there.
         OSError: a file system failed.
     """

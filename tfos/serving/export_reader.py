@@ -101,7 +101,10 @@ class ExportFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise ExportError(
                 f"{self.path} holds no complete export: there is no {EXPORT_MANIFEST}, which is "
-                "written last; name the directory that ctx.export or export_tables returned"
+                "written last; name the directory that ctx.export or export_tables returned. While "
+                "one is replaced there is none for a moment: call again. A process that was killed "
+                "in that moment has left both exports beside it, as "
+                f".{self._location.name}.<12 digits>.tmp: rename one"
             ) from None
 
     def _in_order(

@@ -3,7 +3,7 @@
 The export is written under a hidden name beside its own and renamed when it is complete. Where a
 store has no rename of directories, the files come to their place under names of their own, then the
 manifest that names them, and then the files go that the manifest before it has named. A reader sees
-the old export or the new one.
+the old export or the new one; between the two renames of a replaced directory it sees none.
 
 Covers: files and their digests, commit, refusing what an export must not replace.
 Does not: know where rows come from, sort them (ps.sorted_rows).
@@ -16,6 +16,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,12 +30,13 @@ import pyarrow.parquet as pq
 
 from feeding.errors import FeedError
 from feeding.filesystem.interface import FileSystem
-from feeding.filesystem.location import Location, parse
+from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import staging_name
 from ps.sorted_rows.order import SortedBatch, batch_rows
 from tfos.errors import ExportError, SettingsError
 from tfos.files.transfer import file_pieces, replace_directory
+from tfos.serving.cache_directory import is_full
 from tfos.serving.export_format import (
     EXPORT_MANIFEST,
     ExportedFile,
@@ -51,9 +54,11 @@ FILE_BYTES = 128 << 20
 class ExportWriter:
     """Writes one export. A context manager: without `commit` nothing is left.
 
+    A disk that is full inside of it, also that of rows that wait to be sorted, is an ExportError.
+
     Args:
         path: a directory or URL; an export that is there is replaced by `commit`.
-        base: of a delta: the state that it adds to. The whole export of that state is not replaced.
+        base: of a delta: the state that it adds to. A delta replaces no whole export.
     """
 
     def __init__(self, path: str, base: str | None = None) -> None:
@@ -66,7 +71,7 @@ class ExportWriter:
                 raise
             raise SettingsError(f"cannot export to {path}: {error}") from error
         if base is not None:
-            _refuse_own_base(self._target, base)
+            _refuse_whole_export(self._target)
         self._token = "" if self._fs.renames_whole else secrets.token_hex(6)
         """In the names of files that lie beside those of an earlier export."""
         self._place = self._target
@@ -81,14 +86,15 @@ class ExportWriter:
         self._fs.mkdirs(str(self._place))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_read:
-            return
-        with suppress(OSError):
-            if self._fs.renames_whole:
-                self._fs.delete(str(self._place), recursive=True)
-            else:
-                self._remove_files(lambda name: self._token in name)
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if not self._is_read:
+            with suppress(OSError):
+                if self._fs.renames_whole:
+                    self._fs.delete(str(self._place), recursive=True)
+                else:
+                    self._remove_files(lambda name: self._token in name)
+        if isinstance(error, OSError) and is_full(error):
+            raise _no_room(self._target, error) from error
 
     def add_table(self, table: ExportedTable, batches: Iterable[SortedBatch]) -> ExportedTable:
         """Write a table's rows.
@@ -252,14 +258,27 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
         )
 
 
-def _refuse_own_base(target: Location, base: str) -> None:
-    """Refuse a delta in the place of the whole export without which it is of no use."""
+def _refuse_whole_export(target: Location) -> None:
+    """Refuse a delta in the place of a whole export: a chain of deltas may go back to it."""
     found = _manifest_at(target)
-    if found is not None and found.base is None and found.state == base:
+    if found is not None and found.base is None:
         raise SettingsError(
-            f"{target} is the whole export that this delta adds to, and the delta would replace "
-            "it; name another path for the delta"
+            f"{target} is a whole export, which a delta does not replace: no delta is of use "
+            "without the whole export that it goes back to; name another path for the delta"
         )
+
+
+def _no_room(target: Location, error: OSError) -> ExportError:
+    """Return the error for a full disk: which the error names, or the one that is written to."""
+    own = str(Path(target.path).parent)  # the target itself is there only where it is replaced
+    place = error.filename or (own if target.scheme == LOCAL else tempfile.gettempdir())
+    free = ""
+    with suppress(OSError):  # it is on another host
+        free = f", where {shutil.disk_usage(place).free / 1e6:.1f} MB are free without its files"
+    return ExportError(
+        f"not exported to {target}: its files have no room in {place}{free} ({error.strerror}); "
+        "make room there, or name another path or staging_dir"
+    )
 
 
 GONE_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])

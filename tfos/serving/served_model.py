@@ -76,7 +76,8 @@ def load(
     if files.manifest.base is not None:
         raise ExportError(
             f"{files.path} is a delta of the state {files.manifest.base}; load() the whole export "
-            f'whose export.json has "state": "{files.manifest.base}", then refresh() with this one'
+            'that it goes back to, then refresh() with the deltas in order: "state" in export.json '
+            f"of the one before this is {files.manifest.base}"
         )
     cache = IndexCache(cache_directory(cache_dir), console, verify=verify)
     load_dense = partial(dense_model, custom_objects=custom_objects, safe_mode=safe_mode)

@@ -69,7 +69,8 @@ class ServerExport:
             The manifest.
 
         Raises:
-            ExportError: `since` is a delta, is damaged, or has other tables; a row has a NaN.
+            ExportError: `since` is a delta, is damaged, or has other tables; a row has a NaN; a
+                disk is full.
             SettingsError: a path is refused, or something else is there.
             ServerPhaseError: servers were started again in each of several scans of a table.
             OSError: a file system failed.

@@ -24,7 +24,8 @@ from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
 from tfos.keras.fit.tensorboard_scalars import ids_per_batch
-from tfos.keras.step.tables import IdCounts
+from tfos.keras.step.table_specs import embeddings_of
+from tfos.keras.step.tables import IdCounts, ServerRows
 
 tf = pytest.importorskip("tensorflow")
 
@@ -695,6 +696,30 @@ def test_rows_inside_an_export_need_no_tfos_and_give_the_same_numbers(tmp_path, 
         assert not any(isinstance(layer, Embedding) for layer in plain._flatten_layers())
         found = plain.predict_on_batch(x)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_part_of_a_distributed_model_is_exported_in_the_memory_of_a_batch(tmp_path, monkeypatch):
+    """All rows of a table were read into memory first."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a table was read as a whole")
+
+    with serving(num_servers=2) as cluster:
+        context = cluster.contexts[0]
+        model, x = trained(context, unseen=0.125)
+        whole = export_with_tables(model, tmp_path / "whole", context, tables="beside")
+        layer = embeddings_of(model)[0]
+        part = keras.Model(model.inputs, layer(model.inputs[0]))
+        expected = part.predict_on_batch(x)
+        monkeypatch.setattr(ServerRows, "dump", refuse)
+        found = export_with_tables(part, tmp_path / "part", context, tables="beside")
+    served = [
+        serving_of_files.load(each, tmp_path / "cache", progress=False) for each in (whole, found)
+    ]
+    ids = np.arange(100)
+    expected_rows, rows = (each.lookup("user", ids) for each in served)
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_array_equal(served[1].predict(x), expected)
 
 
 def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tmp_path):

@@ -18,10 +18,12 @@ import tensorflow as tf
 
 import tfos.keras
 from feeding.filesystem.location import parse
+from ps.errors import IdError
 from tests.support.exports import write_export
 from tfos import serving
 from tfos.errors import RowError, SettingsError, UnsupportedModel
 from tfos.files import transfer
+from tfos.keras.embedding.sources import LoadedRows
 from tfos.predict import loading
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSource, TensorInfo
@@ -406,6 +408,86 @@ def test_outputs_without_a_row_per_row_are_refused(tmp_path):
     signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
     with pytest.raises(SettingsError, match=r"output 'mean' has shape \(3,\) for 2 rows"):
         predicted(signature, rows(np.ones((2, 3))))
+
+
+class Twice(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(input_signature=[tf.TensorSpec((None, None), name="f")])
+    def twice(self, f):
+        return {"y": 2 * f}
+
+
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_answers_whose_lists_have_another_length_are_not_joined(tmp_path, batch_size):
+    """What was left was numpy's own error of arrays that it cannot concatenate."""
+    module = Twice()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.twice)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    batches = [rows(np.ones((3, 2))), rows(np.ones((5, 3))), rows(np.ones((1, 2)))]
+    table = predicted(signature, *batches, batch_size=batch_size)
+    assert table["y"].to_pylist() == [[2.0] * 2] * 3 + [[2.0] * 3] * 5 + [[2.0] * 2]
+
+
+class Repeats(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), name="f")])
+    def repeat(self, f):
+        counts = tf.cast(f[:, 1], tf.int64)
+        repeated = tf.RaggedTensor.from_row_lengths(tf.repeat(f[:, 0], counts), counts)
+        return {"ragged": repeated, "first": f[:, 0]}
+
+
+def saved_repeats(path):
+    module = Repeats()
+    tf.saved_model.save(module, str(path), signatures=module.repeat)
+    return "ragged", "first"
+
+
+def saved_keras_repeats(path):
+    ids = keras.Input((None,), dtype="int64", ragged=True, name="f")
+    model = keras.Model(
+        ids, [tfos.keras.Embedding(2, name="ragged")(ids), RowSum(name="first")(ids)]
+    )
+    model.save(path)
+    return "ragged", "first"
+
+
+@pytest.mark.parametrize(("make", "name"), [(saved_repeats, "m"), (saved_keras_repeats, "m.keras")])
+@pytest.mark.parametrize("form", ["tensor", "python", "class"])
+def test_a_ragged_output_is_refused_by_name_and_the_others_are_columns(tmp_path, make, name, form):
+    """It was a column as long as the rows of a batch were of one length."""
+    ragged, other = make(tmp_path / name)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / name)))
+    refused = predictor_of(signature, ["f"], [OutputColumn(ragged, "found", form)], 4)
+    with pytest.raises(SettingsError, match=rf"output '{ragged}' has lists of .*\(ragged\), which"):
+        refused.schema()
+    found = predictor_of(signature, ["f"], [OutputColumn(other, "found")], 4)
+    assert found.schema()
+    batch = pa.RecordBatch.from_pydict({"f": [[3, 1, 0], [4, 0, 0]]})
+    (answered,) = found.results(0, [batch])
+    assert answered.column(0).to_pylist() == ([3, 4] if make is saved_repeats else [4, 4])
+
+
+def test_an_id_out_of_range_is_the_error_of_its_table(tmp_path):
+    """It was TensorFlow's, with a page of frames before its reason."""
+    ids = keras.Input((2,), dtype="int64", name="f")
+    model = keras.Model(ids, tfos.keras.Embedding(2, max_id=10, name="items")(ids))
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m.keras")))
+    batch = pa.RecordBatch.from_pydict({"f": [[1, 2], [3, 99]]})
+    with pytest.raises(IdError, match=r"^table 'items' takes int64 ids 0\.\.10, got 99"):
+        predicted(signature, batch)
+
+
+def test_ids_of_64_bits_are_those_that_the_model_was_trained_on(tmp_path):
+    """Spark has no unsigned numbers: what it reads of an id above 2^63 - 1 is negative."""
+    ids = keras.Input((), dtype="uint64", name="f")
+    layer = tfos.keras.Embedding(1, id_kind="uint64", name="items")
+    model = keras.Model(ids, layer(ids))
+    spec = layer.settings.spec(None)
+    keys = np.array([-5, 7], np.int64)
+    layer.bind(LoadedRows(keys, np.array([[0.5], [0.25]], np.float32), layer.settings))
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m.keras")))
+    batch = pa.RecordBatch.from_pydict({"f": [7, -5]})
+    assert spec.id_kind == "uint64"
+    assert predicted(signature, batch)["items"].to_pylist() == [[0.25], [0.5]]
 
 
 def test_a_bad_row_names_partition_row_and_column(tmp_path):

@@ -83,6 +83,7 @@ def test_the_class_of_an_output_that_is_not_a_number_is_none(tmp_path):
 @pytest.mark.long
 def test_models_that_are_not_kept_are_freed(tmp_path, monkeypatch):
     """In a Python worker of Spark, which takes what is kept out of the collector's sight."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)  # which a TaskContext() sets
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: TaskContext()))
     monkeypatch.setattr(TaskContext, "cpus", lambda _: 1)
     monkeypatch.setattr(loading, "_loaded", {})

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.feed import eventually
 from tests.support.marked_processes import MARKER, kill, marked, wait_gone
+from tests.support.named_memory import left_since, named
 from tfos import ClusterConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -36,6 +37,7 @@ class App:
 
     def __init__(self, tmp: Path, master: str, lease_s: float) -> None:
         self.mark = secrets.token_hex(8)
+        self.named_before = named()
         self.tmp = tmp
         self.stop_file = tmp / "stop"
         self.scratch = tmp / "scratch"
@@ -85,9 +87,9 @@ class App:
         return found
 
     def leftovers(self) -> list[str]:
-        """Files of ours in the scratch directory and in /dev/shm."""
+        """Files of ours in the scratch directory, and named memory that no process uses."""
         ours = [str(path) for path in self.scratch.glob("tfos*")]
-        return ours + [str(path) for path in Path("/dev/shm").glob("*tfos*")]
+        return ours + sorted(left_since(self.named_before, 10.0))
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,27 @@ def test_rows_that_exceed_memory_wait_in_files(tmp_path, monkeypatch):
     export(tmp_path, staging_dir=tmp_path / "staging")
     assert rows_at(tmp_path / "e") == EXPECTED[3]
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_full_disk_of_rows_that_wait_is_named_with_what_is_free(tmp_path, monkeypatch):
+    """The error named neither the directory nor the argument."""
+    real = tempfile.mkdtemp
+
+    def full(**options: Any) -> str:
+        made = Path(real(**options))
+        for part in range(256):
+            (made / str(part)).symlink_to("/dev/full")
+        return str(made)
+
+    monkeypatch.setattr("tfos.serving.checkpoint_export.DEFAULT_MEMORY_BYTES", 500)
+    monkeypatch.setattr("ps.sorted_rows.sorter.tempfile", types.SimpleNamespace(mkdtemp=full))
+    (tmp_path / "staging").mkdir()
+    text = r"to .*/e: its files have no room in \S*/staging, where [\d.]+ MB are free .*staging_dir"
+    with pytest.raises(ExportError, match=text):
+        export(tmp_path, staging_dir=tmp_path / "staging")
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert not (tmp_path / "e").exists()
 
 
 def test_other_tables_are_refused(tmp_path, saved):

@@ -94,11 +94,13 @@ def test_a_delta_has_what_is_different_now(tmp_path, cache):
         export(table, tmp_path / "d2", wide, since=str(tmp_path / "e"))
 
 
-def test_a_delta_does_not_replace_the_export_that_it_adds_to(tmp_path, cache):
-    table = Table({1: 1.0, 2: 2.0})
-    export(table, tmp_path / "e")
-    with pytest.raises(SettingsError, match=r"/e is the whole export that this delta adds to"):
-        export(Table({1: 5.0}), tmp_path / "e", since=str(tmp_path / "e"))
+def test_a_delta_replaces_no_whole_export(tmp_path, cache):
+    """Also the second delta of a chain took the place of the export that both go back to."""
+    export(Table({1: 1.0, 2: 2.0}), tmp_path / "e")
+    export(Table({1: 3.0}), tmp_path / "newer")
+    for since in ("e", "newer"):
+        with pytest.raises(SettingsError, match=r"/e is a whole export, .* name another path"):
+            export(Table({1: 5.0}), tmp_path / "e", since=str(tmp_path / since))
     assert values(load(tmp_path / "e", cache, progress=False).lookup("user", [1, 2])) == [1.0, 2.0]
     for value in (5.0, 6.0):  # a delta may replace an earlier one
         export(Table({1: value}), tmp_path / "d", since=str(tmp_path / "e"))

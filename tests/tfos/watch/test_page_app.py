@@ -263,6 +263,8 @@ def test_an_endless_head_is_refused(served):
     head = "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * 40_000
     with contextlib.suppress(ConnectionResetError):  # closed with bytes that it has not read
         assert _ask(_address(served), head).startswith(b"HTTP/1.1 400")
+    request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert _ask(_address(served), request).startswith(b"HTTP/1.1 401")  # others are answered
 
 
 @pytest.mark.socket
