@@ -280,7 +280,8 @@ def test_a_stream_that_ends_while_the_driver_is_busy_stops_no_call_and_is_told_b
         client = control.client()
         client.orders(lambda order: None, lambda reason: None)
         handler.wait_for("opened")
-        client._stream.cancel()
+        with client._stream_lock:  # the driver may know of the stream before the client has it
+            client._stream.cancel()
         handler.wait_for("ending")
         control.client("worker", 1).heartbeat(messages.Heartbeat(NodeId("worker", 1), 1, "x"))
         handler.wait_for("opened", 2)
