@@ -413,7 +413,7 @@ def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_fed(frame)
     fields = _fields(frame)
     plan.check(fields)
-    plan.check_model(fields, list(recipe.inputs.values()), len(recipe.outputs))
+    plan.check_model(fields, recipe.inputs, recipe.outputs)
 
 
 def _fields(frame: Any) -> list[tuple[str, Any]]:

@@ -31,6 +31,7 @@ from tfos.feed.dataframe_inference import is_frame
 from tfos.feed.micro_batch import TRAIN_ONCE, call_of_batch
 from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
+from tfos.predict.fitting import in_order
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource
 from tfos.spark.facts import active_context, active_session, read_facts
@@ -271,7 +272,7 @@ class Estimator:
                 f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
                 "for each, in this order"
             )
-        filled = map(OutputColumn, outputs, names)
+        filled = map(OutputColumn, outputs, in_order("output_cols", names, "output", outputs))
         return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:

@@ -167,6 +167,12 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
         ["x"],
         r"\['a'\]: .* outputs \['total', 'side'\]",
     ),
+    (
+        {"predictionCols": ["side", "q"]},
+        ("total", "side"),
+        ["x"],
+        r"predictionCols=.*'side' would be the output 'total'.*\['total', 'side'\]",
+    ),
     ({"classCol": "c"}, ("total", "side"), ["x"], "classCol='c': the model has the outputs"),
     ({"classCol": "c", "predictionCols": ["a", "b"]}, (), ["x"], "a class is that of one output"),
     ({"predictionCol": "p", "predictionCols": ["a"]}, ("y",), ["x"], "set one of them"),
