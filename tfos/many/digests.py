@@ -240,7 +240,19 @@ class _Walk:
             return value.__func__, value.__self__
         if isinstance(value, functools.partial):
             return value.func, value.args, value.keywords
-        return vars(value).items() if self.is_own(value) and hasattr(value, "__dict__") else ()
+        return _attributes(value) if self.is_own(value) else ()
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object holds by name, also in the slots of its classes."""
+    members = [
+        name
+        for each in type(value).__mro__
+        for name, kind in vars(each).items()
+        if isinstance(kind, types.MemberDescriptorType)
+    ]
+    slots = [(name, getattr(value, name)) for name in members if hasattr(value, name)]
+    return [*getattr(value, "__dict__", {}).items(), *slots]
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
