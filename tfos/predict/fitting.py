@@ -129,8 +129,7 @@ def in_order(
             raise SettingsError(
                 f"{role}={list(columns)}: column {column!r} would be the {what} {tensor!r}, and "
                 f"the model has another {what} of its name. The model's order is {list(tensors)}, "
-                "of a dict its sorted keys: name the columns in this order, or call each as its "
-                f"{what}, or {column!r} otherwise"
+                f"of a dict its sorted keys: name the columns in this order, or rename {column!r}"
             )
     return tuple(columns)
 
