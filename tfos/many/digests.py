@@ -12,6 +12,7 @@ random numbers, the seeds that Keras draws, the environment.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -245,14 +246,16 @@ class _Walk:
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return what an object holds by name, also in the slots of its classes."""
-    members = [
-        name
-        for each in type(value).__mro__
-        for name, kind in vars(each).items()
-        if isinstance(kind, types.MemberDescriptorType)
-    ]
-    slots = [(name, getattr(value, name)) for name in members if hasattr(value, name)]
-    return [*getattr(value, "__dict__", {}).items(), *slots]
+    found: list[tuple[str, Any]] = []
+    # A __getattr__ of the class, as a proxy has it, may raise anything for what is not set.
+    with contextlib.suppress(AttributeError):
+        found += object.__getattribute__(value, "__dict__").items()
+    for each in type(value).__mro__:
+        for name, kind in vars(each).items():
+            if isinstance(kind, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    found.append((name, kind.__get__(value)))
+    return found
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types

@@ -219,6 +219,9 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "class C:\n __slots__ = ('lock', '__n')\n"
         " def __init__(self): self.lock, self.__n = threading.Lock(), {n}\n"
         "c = C()\ndef f(x): return c",
+        "class P:\n __slots__ = ('lock', 'n', 'of')\n"
+        " def __getattr__(self, name): return getattr(self.of, name)\n"
+        "p = P()\np.lock, p.n = threading.Lock(), {n}\ndef f(x): return p",
         "class A:\n __slots__ = ('lock', 'n', 'unset')\nclass B(A): pass\n"
         "b = B()\nb.lock, b.n = threading.Lock(), {n}\ndef f(x): return b",
         "f = (lambda lock, n: lambda x: (lock, n))(threading.Lock(), {n})",
