@@ -74,7 +74,7 @@ class PredictColumn:
         Args:
             columns: names or columns: one per input, in their order or with all of their names; or,
                 of a model with one input, several of numbers and arrays, which are put side by
-                side.
+                side. An expression has no name here, with an alias neither.
 
         Raises:
             SettingsError: not as many columns as inputs, or one has the name of another input.

@@ -105,7 +105,7 @@ def is_wide(values: Array) -> bool:
 
 
 def in_order(
-    role: str, columns: Sequence[str], what: str, tensors: Sequence[str]
+    role: str, columns: Sequence[str], what: str, tensors: Sequence[str], more: str = ""
 ) -> tuple[str, ...]:
     """Return columns in the model's order: by name if they have all of its names, else by place.
 
@@ -116,20 +116,23 @@ def in_order(
         columns: as the caller named them.
         what: "input" or "output", for the error.
         tensors: names of the inputs or outputs, in the model's own order.
+        more: what else the user can do, for the error.
 
     Raises:
-        SettingsError: by place, a column would be one tensor and has the name of another.
+        SettingsError: by place, a column would be one tensor and has the name of another, which
+            another column would be.
     """
     if len(columns) != len(tensors):
         return tuple(columns)
     if set(columns) == set(tensors):
         return tuple(tensors)
     for column, tensor in zip(columns, tensors, strict=True):
-        if column != tensor and column in tensors:
+        if column in tensors and columns[tensors.index(column)] != column:
             raise SettingsError(
                 f"{role}={list(columns)}: column {column!r} would be the {what} {tensor!r}, and "
                 f"the model has another {what} of its name. The model's order is {list(tensors)}, "
                 f"of a dict its sorted keys: name the columns in this order, or rename {column!r}"
+                f"{more}"
             )
     return tuple(columns)
 

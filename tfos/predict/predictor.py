@@ -250,8 +250,10 @@ def predictor_of(
             of another input, or batch_size is no number of rows.
     """
     names = signature.ordered_inputs() if inputs is None else list(inputs)
-    if inputs is None and in_order("columns", columns, "input", names) != tuple(columns):
-        names = list(columns)  # each has its input's name
+    if inputs is None:
+        by_place = f"; predict_column(…, inputs={names}) takes these columns by place"
+        if in_order("columns", columns, "input", names, by_place) != tuple(columns):
+            names = list(columns)  # each has its input's name
     return Predictor(
         signature=signature,
         columns=tuple(columns),

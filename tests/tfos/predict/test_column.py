@@ -232,8 +232,10 @@ def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
     assert places("user", "item") == (("user", (0,)), ("item", (1,)))
     assert places("a", "b") == (("item", (0,)), ("user", (1,)))
     assert places("a", "user") == (("item", (0,)), ("user", (1,)))
-    text = r"'user' would be the input 'item'.*another input of its name.*\['item', 'user'\]"
-    with pytest.raises(SettingsError, match=text):
+    text = r"'user' would be the input 'item'.*another input of its name.*, or rename 'user'; "
+    with pytest.raises(SettingsError, match=rf"{text}.*inputs=\['item', 'user'\]\) takes"):
         places("user", "b")
+    # One column may be several inputs.
+    assert places("user", "user") == (("item", (0,)), ("user", (1,)))
     # Named at predict_column, they are as they are named.
     assert places("item", "user", inputs=["user", "item"]) == (("user", (0,)), ("item", (1,)))
