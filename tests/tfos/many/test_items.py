@@ -214,11 +214,11 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "def g(y): return {n}\nLOSSES = {{g}}\ndef f(x): return LOSSES",
         "ROOT = pathlib.Path('data{n}')\ndef f(x): return ROOT",
         "BOTH = [threading.Lock(), {n}]\ndef f(x): return BOTH",
-        "class C:\n def __init__(self): self.lock, self.n = threading.Lock(), {n}\n"
-        "c = C()\ndef f(x): return c",
+        "class C:\n def __init__(self, n): self.lock, self.n = threading.Lock(), n\n"
+        "c = C({n})\ndef f(x): return c",
         "class C:\n __slots__ = ('lock', '__n')\n"
-        " def __init__(self): self.lock, self.__n = threading.Lock(), {n}\n"
-        "c = C()\ndef f(x): return c",
+        " def __init__(self, n): self.lock, self.__n = threading.Lock(), n\n"
+        "c = C({n})\ndef f(x): return c",
         "class P:\n __slots__ = ('lock', 'n', 'of')\n"
         " def __getattr__(self, name): return getattr(self.of, name)\n"
         "p = P()\np.lock, p.n = threading.Lock(), {n}\ndef f(x): return p",
