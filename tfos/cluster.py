@@ -322,8 +322,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 array<float>), as names and types ("digit int, scores array<float>") or as a
                 StructType. Results of several columns are dicts, or tuples in this order.
             model: path or URL of a `.keras` file, SavedModel or export, for a DataFrame: `columns`
-                fill its inputs in their order (None: the columns with their names), `output` is
-                the name of its only output's column.
+                fill its inputs as those of predict_column (None: the columns with their names),
+                `output` is the name of its only output's column.
             batch_size: rows that `model` takes at once; None: 1024. main_fun asks for its own.
 
         Raises:

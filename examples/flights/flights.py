@@ -45,8 +45,13 @@ def arguments(doc):
 def parse(parser, argv):
     """Read the flags; paths become absolute: nodes have working directories of their own."""
     args = parser.parse_args(argv)
-    args.model_file = os.path.join(os.path.abspath(args.export_dir), "model.keras")
+    args.model_file = f"{absolute(args.export_dir)}/model.keras"
     return args
+
+
+def absolute(path):
+    """Return a path as every node understands it; URLs stay as they are."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def read_flights():
@@ -163,14 +168,15 @@ def build_model(known, learning_rate=1e-3):
     return model
 
 
-def report(args, training, testing):
-    """Test the exported model on flights it never saw, beside two simpler predictions."""
-    import keras
+def report(exported, training, testing):
+    """Test the model of this URL on flights it never saw, beside two simpler predictions."""
     import tensorflow as tf
+
+    from tfos.keras import load_model
 
     train_table, test_table = training.toPandas(), testing.toPandas()
     late = test_table[LABEL].to_numpy()
-    model = keras.models.load_model(args.model_file)
+    model = load_model(exported)
     inputs = {name: tf.constant(test_table[name].to_numpy()) for name in FEATURES}
     predicted = model.predict(inputs, batch_size=4096, verbose=0)[:, 0]
     print(f"late flights: {late.mean():.4f}; a guess that is always 'on time' has AUC 0.5000")

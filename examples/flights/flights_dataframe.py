@@ -27,8 +27,7 @@ def main_fun(args, ctx):
     ctx.distribute(model)  # from here on the parameters live on the PS
     data = ctx.dataset(args.batch_size, feature_cols=INPUTS, label_cols=LABEL)
     model.fit(data, epochs=ctx.all_epochs, callbacks=ctx.callbacks(), verbose=0)
-    if ctx.is_chief:
-        ctx.export(model, args.model_file)
+    return ctx.export(model, args.model_file) if ctx.is_chief else None
 
 
 def main(argv=None):
@@ -48,8 +47,9 @@ def main(argv=None):
             fed = cluster.train(training, args.epochs, seed=args.seed)
         print(f"rows trained: {fed.trained_rows} in {len(fed.epochs)} epochs")
         print(f"training, with start and export of the cluster: {time.monotonic() - started:.1f} s")
-        flights.report(args, training, testing)
-        print(f"model saved: {args.model_file}")
+        exported = cluster.results()[0]  # on Spark's default file system, if it is no URL
+        flights.report(exported, training, testing)
+        print(f"model saved: {exported}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ in each epoch. See flights.py for the data and the model.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -30,16 +29,14 @@ def main_fun(args, ctx):
     rows = ctx.read.parquet(args.parquet).shuffled(args.seed)
     data = rows.dataset(args.batch_size, feature_cols=INPUTS, label_cols=LABEL)
     model.fit(data, epochs=args.epochs, callbacks=ctx.callbacks(), verbose=0)
-    if ctx.is_chief:
-        ctx.export(model, args.model_file)
+    return ctx.export(model, args.model_file) if ctx.is_chief else None
 
 
 def main(argv=None):
     parser = flights.arguments(__doc__)
     parser.add_argument("--parquet", default="flights_parquet", help="directory for the table")
     args = flights.parse(parser, argv)
-    if "://" not in args.parquet:
-        args.parquet = os.path.abspath(args.parquet)
+    args.parquet = flights.absolute(args.parquet)
     from pyspark.sql import SparkSession
 
     with SparkSession.builder.getOrCreate() as spark:
@@ -54,8 +51,9 @@ def main(argv=None):
         ) as cluster:
             cluster.start(main_fun, args)
         print(f"training, with start and export of the cluster: {time.monotonic() - started:.1f} s")
-        flights.report(args, training, testing)
-        print(f"model saved: {args.model_file}")
+        exported = cluster.results()[0]  # on Spark's default file system, if it is no URL
+        flights.report(exported, training, testing)
+        print(f"model saved: {exported}")
 
 
 if __name__ == "__main__":

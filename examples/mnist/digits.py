@@ -15,56 +15,56 @@ from pathlib import Path
 HELD_OUT = 1000
 
 
-def arguments(doc):
-    """The flags of all of them."""
+FLAGS = {
+    "cluster_size": {"type": int, "default": 3, "help": "nodes: PS and workers together"},
+    "num_ps": {"type": int, "default": 1, "help": "how many of the nodes are PS"},
+    "epochs": {"type": int, "default": 6},
+    "batch_size": {"type": int, "default": 64},
+    "seed": {"type": int, "default": 1},
+    "model_dir": {
+        "default": "mnist_model",
+        "help": "checkpoints, which a later run goes on from, and TensorBoard logs; path or URL",
+    },
+    "export_dir": {"default": "mnist_export", "help": "where the trained model is; path or URL"},
+    "tensorboard": {"action": "store_true", "help": "run TensorBoard on the chief"},
+    "images_labels": {
+        "help": "CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits"
+    },
+    "mode": {"choices": ("train", "inference"), "default": "train"},
+    "output": {"help": "inference: directory for predictions, one per line"},
+}
+"""Of all programs; each names those that it reads."""
+CLUSTER = ("cluster_size", "num_ps", "batch_size", "seed", "model_dir", "export_dir", "tensorboard")
+
+
+def arguments(doc, *names):
+    """Return a parser of these of the flags."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--cluster_size", type=int, default=3, help="nodes: PS and workers together"
-    )
-    parser.add_argument("--num_ps", type=int, default=1, help="how many of the nodes are PS")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument(
-        "--images_labels",
-        help="CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("tfrecord", "parquet"),
-        default="tfrecord",
-        help="mnist_tf_ds.py: of the files",
-    )
-    parser.add_argument(
-        "--model_dir",
-        default="mnist_model",
-        help="checkpoints, which a later run goes on from, and TensorBoard logs; path or URL",
-    )
-    parser.add_argument("--export_dir", default="mnist_export", help="where the trained model goes")
-    parser.add_argument("--output", help="inference: directory for predictions, one per line")
-    parser.add_argument("--tensorboard", action="store_true", help="run TensorBoard on the chief")
-    parser.add_argument("--mode", choices=("train", "inference"), default="train")
-    parser.add_argument("--seed", type=int, default=1)
+    for name in names:
+        parser.add_argument(f"--{name}", **FLAGS[name])
     return parser
 
 
-def parse(argv, doc):
-    """Read the flags, with absolute paths."""
-    return absolute_paths(arguments(doc).parse_args(argv))
+def locate(sc, args):
+    """Make whole paths of the flags: nodes have working directories of their own."""
+    if hasattr(args, "model_dir"):
+        args.model_dir = located(sc, args.model_dir)
+    args.export_dir = located(sc, args.export_dir)
+    args.model_file = f"{args.export_dir}/model.keras"
 
 
-def absolute_paths(args):
-    """Nodes have working directories of their own."""
-    args.model_dir = absolute(args.model_dir)
-    args.export_dir = absolute(args.export_dir)
-    args.model_file = os.path.join(args.export_dir, "model.keras")
-    return args
+def located(sc, path):
+    """Return a path on Spark's default file system, as a cluster takes it; URLs stay as they are.
 
-
-def absolute(path):
-    """Return a path as every node understands it; URLs stay as they are."""
-    return path if "://" in path else os.path.abspath(path)
+    Files that a program writes by itself are then where the cluster reads.
+    """
+    if "://" in path:
+        return path
+    default = sc._jsc.hadoopConfiguration().get("fs.defaultFS")
+    root = "" if default.startswith("file:") else default.rstrip("/")
+    return f"{root}{os.path.abspath(path)}"
 
 
 def saving(args):

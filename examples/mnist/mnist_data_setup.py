@@ -96,9 +96,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     from pyspark import SparkContext
 
-    output = digits.absolute(args.output)
     with SparkContext.getOrCreate() as sc:
         sc.addPyFile(str(Path(digits.__file__)))
+        output = digits.located(sc, args.output)
         count = write(sc, output, args.format, seed=args.seed, num_files=args.num_files)
     print(f"written: {count} digits to {output}")
 

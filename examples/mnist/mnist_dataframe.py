@@ -52,12 +52,16 @@ def frame(spark, args):
 
 
 def main(argv=None):
-    args = digits.parse(argv, __doc__)
+    flags = [name for name in digits.CLUSTER if name != "model_dir"]
+    parser = digits.arguments(__doc__, *flags, "epochs")
+    parser.add_argument("--log_dir", default="mnist_logs", help="TensorBoard logs; path or URL")
+    args = parser.parse_args(argv)
     from pyspark.sql import SparkSession
 
     with SparkSession.builder.getOrCreate() as spark:
         sc = spark.sparkContext
         sc.addPyFile(str(Path(digits.__file__)))
+        digits.locate(sc, args)
         df, held_out = frame(spark, args)
         training, validation = df.randomSplit([0.9, 0.1], args.seed)
         phase = digits.Phases()
@@ -66,7 +70,7 @@ def main(argv=None):
             args.cluster_size,
             num_ps=args.num_ps,
             tensorboard=args.tensorboard,
-            log_dir=f"{args.model_dir}/logs",
+            log_dir=args.log_dir,
             input_mode=InputMode.SPARK,
         ) as cluster:
             cluster.start(main_fun, args)

@@ -15,15 +15,13 @@ import digits
 
 
 def main(argv=None):
-    args = digits.parse(["--mode", "inference", *(argv or sys.argv[1:])], __doc__)
-    if args.mode != "inference":
-        raise SystemExit(
-            "mnist_inference.py only predicts; train with mnist_spark.py or mnist_tf.py"
-        )
+    flags = "cluster_size", "batch_size", "images_labels", "export_dir", "output", "seed"
+    args = digits.arguments(__doc__, *flags).parse_args(argv)
     from pyspark import SparkContext
 
     with SparkContext.getOrCreate() as sc:
         sc.addPyFile(str(Path(digits.__file__)))
+        digits.locate(sc, args)
         _, held_out = digits.rows(sc, args, num_partitions=4)
         digits.predict(sc, args, held_out)
 

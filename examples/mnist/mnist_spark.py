@@ -56,11 +56,13 @@ def train(sc, args, data):
 
 
 def main(argv=None):
-    args = digits.parse(argv, __doc__)
+    more = "epochs", "images_labels", "mode", "output"
+    args = digits.arguments(__doc__, *digits.CLUSTER, *more).parse_args(argv)
     from pyspark import SparkContext
 
     with SparkContext.getOrCreate() as sc:
         sc.addPyFile(str(Path(digits.__file__)))
+        digits.locate(sc, args)
         data, held_out = digits.rows(sc, args, num_partitions=2 * args.cluster_size)
         if args.mode == "inference":
             digits.predict(sc, args, held_out)

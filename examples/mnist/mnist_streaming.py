@@ -58,13 +58,15 @@ def follow(training, args):
 
 
 def parse(argv):
-    parser = digits.arguments(__doc__)
-    parser.add_argument("--stop_file", default="stop", help="stop once this file exists")
+    parser = digits.arguments(__doc__, *digits.CLUSTER, "images_labels")
+    parser.add_argument(
+        "--stop_file", default="stop", help="stop once this file exists, which the start removes"
+    )
     parser.add_argument("--batches", type=int, default=1 << 62, help="stop after so many batches")
     parser.add_argument("--files_per_batch", type=int, default=1)
     parser.add_argument("--write", help="only write the bundled digits as files to this directory")
     parser.add_argument("--num_files", type=int, default=20)
-    return digits.absolute_paths(parser.parse_args(argv))
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
@@ -76,10 +78,12 @@ def main(argv=None):
         return
     from pyspark.sql import SparkSession
 
-    saves = Checkpoints(directory=f"{args.model_dir}/checkpoints", resume=True)
+    Path(args.stop_file).unlink(missing_ok=True)  # of the run before
     with SparkSession.builder.getOrCreate() as spark:
         sc = spark.sparkContext
         sc.addPyFile(str(Path(digits.__file__)))
+        digits.locate(sc, args)
+        saves = Checkpoints(directory=f"{args.model_dir}/checkpoints", resume=True)
         with TFCluster.reserve(
             sc,
             args.cluster_size,

@@ -86,12 +86,14 @@ def train(sc, args, phase):
 
 
 def main(argv=None):
-    args = digits.parse(argv, __doc__)
+    more = "epochs", "images_labels", "mode", "output"
+    args = digits.arguments(__doc__, *digits.CLUSTER, *more).parse_args(argv)
     from pyspark import SparkContext
 
     phase = digits.Phases()
     with SparkContext.getOrCreate() as sc:
         sc.addPyFile(str(Path(digits.__file__)))
+        digits.locate(sc, args)
         held_out = prepare(args)
         if args.mode == "inference":
             digits.predict(sc, args, held_out)

@@ -45,17 +45,21 @@ def main_fun(args, ctx):
 
 
 def main(argv=None):
-    args = digits.parse(argv, __doc__)
+    parser = digits.arguments(__doc__, *digits.CLUSTER, "epochs")
+    parser.add_argument("--format", choices=("tfrecord", "parquet"), default="tfrecord")
+    parser.add_argument("--images_labels", help="directory of such files; default: 4,000 digits")
+    args = parser.parse_args(argv)
     from pyspark import SparkContext
 
     phase = digits.Phases()
     with SparkContext.getOrCreate() as sc:
         for module in (digits, mnist_data_setup):
             sc.addPyFile(str(Path(module.__file__)))
+        digits.locate(sc, args)
         if args.images_labels is None:
             args.images_labels = f"{args.model_dir}/digits"
             mnist_data_setup.write(sc, args.images_labels, args.format, seed=args.seed)
-        args.images_labels = digits.absolute(args.images_labels)
+        args.images_labels = digits.located(sc, args.images_labels)
         with (
             phase("cluster, training, export"),
             TFCluster.reserve(

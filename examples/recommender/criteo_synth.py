@@ -1,15 +1,17 @@
 """A DeepFM-like model on made-up rows of Criteo's shape: 13 numbers, 26 ids, any number of rows.
 
     spark-submit --master local-cluster[3,1,1024] examples/recommender/criteo_synth.py \\
-        --rows 1000000 --num_ids 10000000 --data hdfs://nn:8020/criteo
+        --rows 100000000 --num_ids 10000000 --data hdfs://nn:8020/criteo --no_baseline
 
 Spark's tasks make the rows and write TFRecord files, which the workers then read by themselves. See
-criteo_rows.py for the rows.
+criteo_rows.py for the rows. Without --no_baseline plain Keras trains on the same rows in the
+driver's process, which holds all of them and all ids.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import criteo_rows
@@ -67,8 +69,7 @@ def main_fun(args, ctx):
         label_cols=criteo_rows.LABEL,
     )
     model.fit(data, epochs=args.epochs, callbacks=ctx.callbacks(), verbose=0)
-    if ctx.is_chief:
-        recommender.save_scores(args, model, held_out(args)[0])
+    return recommender.scores(ctx, model, held_out(args)[0] if ctx.is_chief else None)
 
 
 def write(sc, args):
@@ -84,6 +85,27 @@ def write(sc, args):
     num_files = 2 * args.cluster_size
     ends = np.linspace(0, args.rows, num_files + 1).astype(int).tolist()
     sc.parallelize(range(num_files), num_files).foreach(write_part)
+    remove_others(args.data, num_files)
+
+
+def remove_others(directory, num_files):
+    """Remove parts that an earlier run left: the workers would train on its rows too."""
+    from feeding import filesystem_for
+
+    filesystem = filesystem_for(directory)
+    for entry in filesystem.entries(directory):
+        part = re.fullmatch(r"part-(\d+)\.tfrecord", entry.name)
+        if part and int(part[1]) >= num_files:
+            filesystem.delete(entry.path)
+
+
+def located(sc, path):
+    """Return a path on Spark's default file system, where ctx.read looks; URLs stay as they are."""
+    if "://" in path:
+        return path
+    default = sc._jsc.hadoopConfiguration().get("fs.defaultFS")
+    root = "" if default.startswith("file:") else default.rstrip("/")
+    return f"{root}{os.path.abspath(path)}"
 
 
 def baseline(args, inputs):
@@ -104,21 +126,22 @@ def main(argv=None):
     parser.add_argument("--rows", type=int, default=200_000, help="to train with")
     parser.add_argument("--num_ids", type=int, default=100_000, help="of all columns together")
     parser.add_argument("--data", default="criteo_data", help="directory for the files")
-    args = recommender.parse(parser, argv)
-    if "://" not in args.data:
-        args.data = os.path.abspath(args.data)
+    parser.add_argument("--no_baseline", action="store_true", help="train on the cluster alone")
+    args = parser.parse_args(argv)
     from pyspark import SparkContext
 
     with SparkContext.getOrCreate() as sc:
         for module in (recommender, criteo_rows):
             sc.addPyFile(module.__file__)
+        args.data = located(sc, args.data)
         write(sc, args)
         with TFCluster.reserve(
             sc, args.cluster_size, num_ps=args.num_ps, input_mode=InputMode.TENSORFLOW
         ) as cluster:
             cluster.start(main_fun, args)
     inputs, labels = held_out(args)
-    recommender.report_auc(args, labels, baseline(args, inputs))
+    alone = None if args.no_baseline else baseline(args, inputs)
+    recommender.report_auc(labels, cluster.results()[0], alone)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,11 @@ def main_fun(args, ctx):
     ctx.distribute(model)  # from here on rows and dense parameters live on the PS
     data = ctx.dataset(args.batch_size, feature_cols=flights.INPUTS, label_cols=flights.LABEL)
     model.fit(data, epochs=ctx.all_epochs, callbacks=ctx.callbacks(), verbose=0)
-    if ctx.is_chief:
-        recommender.save_scores(args, model, recommender.tensors(args.testing, flights.FEATURES))
+    return recommender.scores(ctx, model, recommender.tensors(args.testing, flights.FEATURES))
 
 
 def main(argv=None):
-    args = recommender.parse(flight_models.arguments(__doc__), argv)
+    args = flight_models.arguments(__doc__).parse_args(argv)
     from pyspark.sql import SparkSession
 
     with SparkSession.builder.getOrCreate() as spark:
@@ -48,7 +47,7 @@ def main(argv=None):
         alone = flight_models.baseline(
             args, flight_models.deepfm, training.toPandas(), args.testing
         )
-        recommender.report_auc(args, args.testing[flights.LABEL], alone)
+        recommender.report_auc(args.testing[flights.LABEL], cluster.results()[0], alone)
 
 
 if __name__ == "__main__":

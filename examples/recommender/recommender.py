@@ -11,9 +11,6 @@ imported where they are needed.
 from __future__ import annotations
 
 import argparse
-import os
-
-import numpy as np
 
 HASH_ROWS = 8192
 """Rows of a baseline's table of texts."""
@@ -28,19 +25,9 @@ def arguments(doc, **defaults):
     parser.add_argument("--num_ps", type=int, default=1, help="how many of the nodes are PS")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=512)
-    parser.add_argument("--export_dir", default="recommender_export", help="for what comes out")
     parser.add_argument("--seed", type=int, default=1)
     parser.set_defaults(**defaults)
     return parser
-
-
-def parse(parser, argv):
-    """Read the flags; paths become absolute: nodes have working directories of their own."""
-    args = parser.parse_args(argv)
-    args.export_dir = os.path.abspath(args.export_dir)
-    os.makedirs(args.export_dir, exist_ok=True)
-    args.scores_file = os.path.join(args.export_dir, "scores.npy")
-    return args
 
 
 def distributed(name, dim):
@@ -67,9 +54,9 @@ def tensors(table, names):
     return {name: tf.constant(table[name].to_numpy()) for name in names}
 
 
-def save_scores(args, model, inputs):
-    """Predict held-out rows with the distributed model, for the driver."""
-    np.save(args.scores_file, model.predict(inputs, batch_size=4096, verbose=0))
+def scores(ctx, model, inputs):
+    """Return what the distributed model predicts, [n, 1]; of main_fun, a result at the driver."""
+    return model.predict(inputs, batch_size=4096, verbose=0) if ctx.is_chief else None
 
 
 def _auc(labels, scores):
@@ -80,8 +67,8 @@ def _auc(labels, scores):
     return mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative))
 
 
-def report_auc(args, labels, baseline):
-    """Print the AUC of the saved scores beside that of plain Keras in one process."""
-    scores = np.load(args.scores_file)[:, 0]
-    print(f"plain Keras in one process: AUC {_auc(labels, baseline[:, 0]):.4f}")
-    print(f"test AUC: {_auc(labels, scores):.4f}")
+def report_auc(labels, found, baseline=None):
+    """Print the AUC of the cluster's scores, beside that of plain Keras in one process."""
+    if baseline is not None:
+        print(f"plain Keras in one process: AUC {_auc(labels, baseline[:, 0]):.4f}")
+    print(f"test AUC: {_auc(labels, found[:, 0]):.4f}")

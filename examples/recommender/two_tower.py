@@ -56,8 +56,7 @@ def main_fun(args, ctx):
     columns = {"user": "user", "film": "film"}
     data = ctx.dataset(args.batch_size, feature_cols=columns, label_cols="label")
     model.fit(data, epochs=ctx.all_epochs, verbose=0)
-    if ctx.is_chief:
-        recommender.save_scores(args, model, args.every_pair)
+    return recommender.scores(ctx, model, args.every_pair)
 
 
 def recall(scores, trained, held_out):
@@ -89,7 +88,7 @@ def baseline(args, rows, shape):
 
 def main(argv=None):
     parser = recommender.arguments(__doc__, epochs=20, batch_size=64)
-    args = recommender.parse(parser, argv)
+    args = parser.parse_args(argv)
     from pyspark.sql import SparkSession
 
     users, films, liked = ratings()
@@ -116,7 +115,7 @@ def main(argv=None):
     found = {
         "a guess": np.random.default_rng(args.seed).random(shape),
         "plain Keras in one process": baseline(args, rows, shape).reshape(shape),
-        "two towers on the cluster": np.load(args.scores_file).reshape(shape),
+        "two towers on the cluster": cluster.results()[0].reshape(shape),
     }
     for name, scores in found.items():
         print(f"{name}: recall@{TOP} {recall(scores, (rows[0], rows[1]), held_out):.4f}")

@@ -28,14 +28,13 @@ def main_fun(args, ctx):
     rows = ctx.read.parquet(args.parquet).shuffled(args.seed)
     data = rows.dataset(args.batch_size, feature_cols=flights.INPUTS, label_cols=flights.LABEL)
     model.fit(data, epochs=args.epochs, callbacks=ctx.callbacks(), verbose=0)
-    if ctx.is_chief:
-        recommender.save_scores(args, model, recommender.tensors(args.testing, flights.FEATURES))
+    return recommender.scores(ctx, model, recommender.tensors(args.testing, flights.FEATURES))
 
 
 def main(argv=None):
     parser = flight_models.arguments(__doc__)
     parser.add_argument("--parquet", default="flights_parquet", help="directory for the table")
-    args = recommender.parse(parser, argv)
+    args = parser.parse_args(argv)
     if "://" not in args.parquet:
         args.parquet = os.path.abspath(args.parquet)
     from pyspark.sql import SparkSession
@@ -54,7 +53,7 @@ def main(argv=None):
         alone = flight_models.baseline(
             args, flight_models.wide_deep, training.toPandas(), args.testing
         )
-        recommender.report_auc(args, args.testing[flights.LABEL], alone)
+        recommender.report_auc(args.testing[flights.LABEL], cluster.results()[0], alone)
 
 
 if __name__ == "__main__":

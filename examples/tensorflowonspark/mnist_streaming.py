@@ -1,8 +1,11 @@
 """Streaming: a DStream of lines from files that arrive feeds the cluster until a worker has enough.
 
+    mkdir arriving
     spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_streaming.py \\
         --images_labels arriving --stop_after 4000
     cp data/csv/train/part-00000 arriving/.tmp && mv arriving/.tmp arriving/a      # then b, c, ...
+
+mnist_data_setup.py writes data/csv. The last line goes into another terminal.
 
 Spark counts DStreams as legacy: cluster.stream of Structured Streaming (examples/mnist/
 mnist_streaming.py) trains each row once over restarts, a DStream does not.

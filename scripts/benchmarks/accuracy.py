@@ -60,7 +60,9 @@ def main() -> None:
         for seed in range(1, args.repeats + 1):
             flags = ["--seed", str(seed), "--epochs", "1" if args.toy else "6"]
             flags += ["--export_dir", str(Path(directory) / str(seed)), "--model_dir", directory]
-            run = digits.parse(flags, "")
+            names = *digits.CLUSTER, "epochs", "images_labels"
+            run = digits.arguments("", *names).parse_args(flags)
+            digits.locate(sc, run)
             ours.append(distributed(sc, run, digits))
             reference.append(alone(run, digits))
     figure = Figure("ACC", "accuracy on held-out digits, 1 PS + 2 async workers", "1", "higher")

@@ -15,7 +15,7 @@ from typing import Any
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
-from tfos.predict.fitting import check_columns
+from tfos.predict.fitting import check_columns, in_order
 from tfos.predict.signature import TensorInfo
 
 _TEXTS = {"string", "char", "varchar", "binary"}
@@ -74,38 +74,42 @@ class ColumnPlan:
     def check_model(
         self,
         fields: Sequence[tuple[str, Any]],
-        inputs: Sequence[TensorInfo],
-        num_outputs: int,
+        inputs: Mapping[str, TensorInfo],
+        outputs: Sequence[str],
     ) -> None:
         """Refuse columns that do not fit the model.
 
         Args:
             fields: name and type of the DataFrame's columns.
             inputs: of the model, in its own order; empty: unknown.
-            num_outputs: of the model; 0: unknown.
+            outputs: names, in the model's own order; empty: unknown.
 
         Raises:
-            SettingsError: another number of columns than of inputs or outputs, text or timestamps
-                where an input takes numbers, floats where it takes ids, or several columns where
-                it takes lists of any length.
+            SettingsError: another number of columns than of inputs or outputs, a column with the
+                name of another one, text or timestamps where an input takes numbers, floats where
+                it takes ids, or several columns where it takes lists of any length.
         """
         if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
                 f"the model has {len(inputs)} inputs, {self._word('featuresCols')} is "
-                f"{list(self.features)}: name one column per input, in the order of the inputs"
+                f"{list(self.features)}: name one column per input, in the order of the inputs: "
+                f"{list(inputs)}, of a dict its sorted keys"
             )
-        if num_outputs > 1 and len(self.labels) != num_outputs:
+        if len(outputs) > 1 and len(self.labels) != len(outputs):
             raise SettingsError(
-                f"the model has {num_outputs} outputs, {self._word('labelCols')} is "
-                f"{list(self.labels)}: name one column per output, in the order of the outputs"
+                f"the model has {len(outputs)} outputs, {self._word('labelCols')} is "
+                f"{list(self.labels)}: name one column per output, in the order of the outputs: "
+                f"{list(outputs)}, of a dict its sorted keys"
             )
+        features, _ = self._in_order(list(inputs), outputs)
         if len(inputs) == 1:
-            (only,) = inputs
+            (only,) = inputs.values()
             what = f"the model's input of {only.keras_dtype}"
             check_columns(what, len(self.features), is_ragged=only.is_ragged)
         kinds = dict(fields)
-        by_column = inputs if len(inputs) > 1 else [*inputs] * len(self.features)
-        for name, info in zip(self.features, by_column, strict=False):
+        infos = list(inputs.values())
+        by_column = infos if len(infos) > 1 else infos * len(features)
+        for name, info in zip(features, by_column, strict=False):
             dtype = info.keras_dtype
             (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
@@ -133,12 +137,25 @@ class ColumnPlan:
         Args:
             inputs: names of the model's inputs; empty: it has none that are fixed.
             outputs: names of its outputs.
+
+        Raises:
+            SettingsError: a column has the name of another input or output.
         """
+        features, labels = self._in_order(inputs, outputs)
         found: dict[str, Any] = {
-            "feature_cols": _selector(self.features, inputs),
-            "label_cols": _selector(self.labels, outputs),
+            "feature_cols": _selector(features, inputs),
+            "label_cols": _selector(labels, outputs),
         }
         return found if self.weight is None else {**found, "weight_col": self.weight}
+
+    def _in_order(
+        self, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return features and labels in the model's order."""
+        return (
+            in_order(self._word("featuresCols"), self.features, "input", inputs),
+            in_order(self._word("labelCols"), self.labels, "output", outputs),
+        )
 
     def _roles(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return what users call them, with the columns."""

@@ -18,7 +18,7 @@ from tfos.errors import SettingsError
 from tfos.estimators.recipe import tensors_of
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
-from tfos.predict.fitting import Misfit, check_columns, fitted, in_shape, side_by_side
+from tfos.predict.fitting import Misfit, check_columns, fitted, in_order, in_shape, side_by_side
 from tfos.predict.loading import input_infos
 from tfos.predict.signature import TensorInfo
 
@@ -30,7 +30,7 @@ class FittedInputs:
     inputs: tuple[tuple[str, TensorInfo], ...]
     num_outputs: int
     features: tuple[str, ...] = ()
-    """The columns: one per input, or those of the only one; for errors."""
+    """The columns: one per input, in their order, or those of the only one; for errors."""
     has_named_outputs: bool = False
     """The model's outputs are a dict. Names of others may be there twice: Keras goes by place."""
 
@@ -102,7 +102,8 @@ def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
         features: the columns.
 
     Raises:
-        SettingsError: there are several for an input of lists of any length.
+        SettingsError: there are several for an input of lists of any length, or one has the name of
+            another input.
     """
     inputs, outputs = tensors_of(model)
     if not inputs:
@@ -112,7 +113,8 @@ def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
         name, info = infos[0]
         check_columns(f"input {name!r}, {info}", len(features), is_ragged=info.is_ragged)
     has_named_outputs = isinstance(getattr(model, "output", None), dict)
-    return FittedInputs(infos, len(outputs), features, has_named_outputs)
+    columns = in_order("features", features, "input", inputs)
+    return FittedInputs(infos, len(outputs), columns, has_named_outputs)
 
 
 def _joined(part: Any) -> Any:

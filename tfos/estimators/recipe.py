@@ -82,9 +82,10 @@ class ModelRecipe:
             raise NotCompiled(_NO_OPTIMIZER)
         if not _compiled_with(self.content):
             raise NotCompiled(
-                "the file has a model that was never compiled: predict() takes it, fit() and "
-                "evaluate() do not. Take it by get_model(), call compile(optimizer, loss) and pass "
-                "it as model=, or compile it before it is saved"
+                "the file has a model that was never compiled: predictions take it, fit() and "
+                "evaluate() do not. Compile it before it is saved; or take it by keras_model(), of "
+                "Orca's estimator by get_model(), call compile(optimizer, loss) and pass it as the "
+                "model of an estimator"
             )
 
     def build(self, *, trains: bool = True, is_distributed: bool = False) -> Any:

@@ -32,6 +32,7 @@ from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.slots import LONGEST_FIT_S, slots_for
 from tfos.estimators.split import divided
 from tfos.feed.dataframe import check_fed, chosen
+from tfos.feed.micro_batch import TRAIN_ONCE, call_of_batch
 from tfos.keras.data.class_weight_check import check_class_weight
 from tfos.spark.facts import max_result_bytes
 
@@ -187,11 +188,14 @@ def fit(
         validation: a DataFrame that validates each epoch; None: as plan and settings say.
 
     Raises:
-        SettingsError: columns, types, settings or an empty DataFrame; before any node starts.
+        SettingsError: columns, types, settings, an empty DataFrame, or with a checkpoint_dir a
+            batch of a stream, which would train twice if Spark brings it again; before any node
+            starts.
         NodeFailedError, FeedError: see TFCluster.train.
     """
     _check_settings(settings, recipe)
     _check_frame(frame, plan, recipe)
+    _check_batch(frame, settings)
     if validation is not None:
         _check_frame(validation, plan, recipe)
     size, times = settings.batch_size, plan.times(_fields(frame))
@@ -435,7 +439,18 @@ def _check_frame(frame: Any, plan: ColumnPlan, recipe: ModelRecipe) -> None:
     check_fed(frame)
     fields = _fields(frame)
     plan.check(fields)
-    plan.check_model(fields, list(recipe.inputs.values()), len(recipe.outputs))
+    plan.check_model(fields, recipe.inputs, recipe.outputs)
+
+
+def _check_batch(frame: Any, settings: FitSettings) -> None:
+    if settings.checkpoint_dir and (
+        where := call_of_batch(frame.sparkSession.sparkContext.getLocalProperty)
+    ):
+        raise SettingsError(
+            f"fit() within {where}: a batch that Spark brings again, as after a crash, would train "
+            f"again on top of what the servers saved in {settings.checkpoint_dir}. Train the "
+            f"stream by {TRAIN_ONCE[where]}; or leave {settings._word('checkpointDir')} out"
+        )
 
 
 def _fields(frame: Any) -> list[tuple[str, Any]]:

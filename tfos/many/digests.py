@@ -12,6 +12,7 @@ random numbers, the seeds that Keras draws, the environment.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -240,7 +241,21 @@ class _Walk:
             return value.__func__, value.__self__
         if isinstance(value, functools.partial):
             return value.func, value.args, value.keywords
-        return vars(value).items() if self.is_own(value) and hasattr(value, "__dict__") else ()
+        return _attributes(value) if self.is_own(value) else ()
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object holds by name, also in the slots of its classes."""
+    found: list[tuple[str, Any]] = []
+    # A __getattr__ of the class, as a proxy has it, may raise anything for what is not set.
+    with contextlib.suppress(AttributeError):
+        found += object.__getattribute__(value, "__dict__").items()
+    for each in type(value).__mro__:
+        for name, kind in vars(each).items():
+            if isinstance(kind, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    found.append((name, kind.__get__(value)))
+    return found
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types

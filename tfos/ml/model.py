@@ -84,8 +84,10 @@ class KerasModel(
 
         Raises:
             SettingsError: columns, types or an empty DataFrame.
+            NotCompiled: the file has a model that was never compiled; before any node starts.
         """
         recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
+        recipe.check_compiled(trains=False)
         with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
             recipe = described(recipe, self._read(dataset.sparkSession))
         plan = self.column_plan()

@@ -14,6 +14,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
+from tfos.predict.fitting import in_order
 from tfos.spark.param_accessors import accessors, param
 
 
@@ -39,8 +40,8 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     )
     predictionCols = param(
         "predictionCols",
-        "columns of the outputs of a model with several, one per output in their order; not set: "
-        "the outputs' own names",
+        "columns of the outputs of a model with several, one per output; not set: the outputs' own "
+        "names",
         TypeConverters.toListString,
     )
     classCol = param(
@@ -83,15 +84,15 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         )
 
     def result_columns(self, outputs: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that the model's outputs fill, one per output.
+        """Return the columns that the model's outputs fill, one per output, in the outputs' order.
 
         Args:
             outputs: of the model; empty: not known yet.
             given: columns of the DataFrame, which the results must not have.
 
         Raises:
-            SettingsError: another number of columns than of outputs, a class of several outputs, or
-                a name that the DataFrame has already.
+            SettingsError: another number of columns than of outputs, a column with the name of
+                another output, a class of several outputs, or a name that the DataFrame has.
         """
         named = self._either(self.predictionCol, self.predictionCols)
         class_column = self.getClassCol()
@@ -103,6 +104,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
                 f"predictionCols={list(named)}: the model has the outputs {list(outputs)}; name "
                 "one column per output, in this order"
             )
+        named = in_order("predictionCols", named, "output", outputs)
         if class_column and len(named) > 1:
             raise SettingsError(
                 f"classCol={class_column!r}: the model has the outputs {list(outputs or named)}; a "

@@ -28,9 +28,9 @@ from tfos.estimators.training import (
     fit_made,
 )
 from tfos.feed.dataframe_inference import is_frame
-from tfos.feed.micro_batch import TRAIN_ONCE, call_of_batch
 from tfos.files.paths import output_directory
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
+from tfos.predict.fitting import in_order
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource
 from tfos.spark.facts import active_context, active_session, read_facts
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "batchSize": "batch_size",
+    "checkpointDir": "model_dir",
     "clusterSize": "cluster_size",
     "exactlyOnce": "exactly_once",
     "featuresCols": "feature_cols",
@@ -190,7 +191,8 @@ class Estimator:
 
         Raises:
             SettingsError: data, columns or settings that cannot work, or with servers and model_dir
-                a DataFrame or path within foreachBatch; before any node starts.
+                a DataFrame or path within foreachBatch; before any node starts. Or model_dir takes
+                no model behind the fit, which the estimator then has.
             NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
@@ -201,7 +203,7 @@ class Estimator:
                 found = fit_made(active_context(), made[0], self._recipe, settings, made[1])
             else:
                 plan = _plan_of(feature_cols, label_cols)
-                frames = _frames(data, validation_data, settings)
+                frames = _frames(data, validation_data)
                 found = fit(frames[0], plan, self._recipe, settings, frames[1])
         except BaseException:
             self._look_behind()
@@ -272,7 +274,7 @@ class Estimator:
                 f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
                 "for each, in this order"
             )
-        filled = map(OutputColumn, outputs, names)
+        filled = map(OutputColumn, outputs, in_order("output_cols", names, "output", outputs))
         return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:
@@ -379,9 +381,18 @@ class Estimator:
         self._is_behind = self._resumes_epochs = False
         if self._model_dir is not None:
             servers = (self._servers or number) if settings.checkpoint_dir else None
-            self._servers = model_files.write_fit(
-                self._model_dir, number, found.content, servers, found.updates
-            )
+            self._servers = self._model = None  # should the model not be written
+            try:
+                self._servers = model_files.write_fit(
+                    self._model_dir, number, found.content, servers, found.updates
+                )
+            except OSError as error:
+                raise SettingsError(
+                    f"the fit has ended and this estimator has its model, but model_dir="
+                    f"{self._model_dir} took none: {error}. save(path) writes it elsewhere, "
+                    "history has the metrics, and the next fit begins with the model and fresh "
+                    "servers"
+                ) from error
             self._model = number
 
     def _look_behind(self) -> None:
@@ -478,24 +489,15 @@ def _frame(
     raise _unknown(name, kinds, data)
 
 
-def _frames(data: Any, held: Any, settings: FitSettings) -> list[Any]:
+def _frames(data: Any, held: Any) -> list[Any]:
     """Return the data of a fit as a DataFrame, and those that validate, or None.
 
     Raises:
-        SettingsError: they are something else, or a batch of a stream that is trained twice if
-            Spark brings it again.
+        SettingsError: they are something else.
     """
     found = [_frame(data), None]
     if held is not None:
         found[1] = _frame(held, f"{_ROWS}, as data is one", "validation_data")
-    if settings.checkpoint_dir and (
-        where := call_of_batch(found[0].sparkSession.sparkContext.getLocalProperty)
-    ):
-        raise SettingsError(
-            f"fit() within {where}: a batch that Spark brings again, as after a crash, would train "
-            f"again on top of what the servers saved in {settings.checkpoint_dir}. Train the "
-            f"stream by {TRAIN_ONCE[where]}; or leave model_dir out"
-        )
     return found
 
 

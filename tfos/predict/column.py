@@ -51,7 +51,7 @@ class PredictColumn:
 
     Args:
         signature: of the model.
-        inputs: names of the inputs, in the order of the columns.
+        inputs: names of the inputs, in the order of the columns; None: as `predict_column`.
         outputs: names of the outputs.
         batch_size: rows that the model takes at once.
     """
@@ -59,12 +59,12 @@ class PredictColumn:
     def __init__(
         self,
         signature: ModelSignature,
-        inputs: Sequence[str],
+        inputs: Sequence[str] | None,
         outputs: Sequence[str],
         batch_size: int,
     ) -> None:
         self.signature = signature
-        self._inputs = tuple(inputs)
+        self._inputs = None if inputs is None else tuple(inputs)
         self._outputs = tuple(outputs)
         self._batch_size = batch_size
 
@@ -72,11 +72,12 @@ class PredictColumn:
         """Return the model's answers as a column: of the output's type, or a struct of several.
 
         Args:
-            columns: names or columns: one per input in their order; or, of a model with one
-                input, several of numbers and arrays, which are put side by side.
+            columns: names or columns: one per input, in their order or with all of their names; or,
+                of a model with one input, several of numbers and arrays, which are put side by
+                side. An expression has no name here, with an alias neither.
 
         Raises:
-            SettingsError: not as many columns as inputs.
+            SettingsError: not as many columns as inputs, or one has the name of another input.
         """
         from pyspark.sql import functions
 
@@ -100,7 +101,8 @@ class PredictColumn:
         return made.asNondeterministic()(*given).alias(PREDICTION)
 
     def __repr__(self) -> str:
-        inputs, outputs = ", ".join(self._inputs), ", ".join(self._outputs)
+        inputs = ", ".join(self.signature.inputs if self._inputs is None else self._inputs)
+        outputs = ", ".join(self._outputs)
         return f"predict_column({str(self.signature.source)!r}: {inputs} -> {outputs})"
 
 
@@ -122,8 +124,9 @@ def predict_column(
     Args:
         model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
             export with tables beside the model; a plain path is on Spark's default file system.
-        inputs: names of the model's inputs in the order of the columns; None: in its own order,
-            which a SavedModel may not tell.
+        inputs: names of the model's inputs in the order of the columns; None: columns with the
+            names of all inputs go by name, others are in the model's own order, of a dict its
+            sorted keys. A SavedModel may not tell it.
         outputs: names of the outputs: one makes a column of its type, several make a struct; None:
             all.
         batch_size: rows that the model takes at once; only a partition's last ones are fewer.
@@ -141,10 +144,10 @@ def predict_column(
     session = active_session()
     path = _whole_path(session, model_path)
     found = read_signature(session, ModelSource(path=path, tags=tags, name=signature))
-    own = found.ordered_inputs() if inputs is None else ()
-    asked = _listed(inputs, own), _listed(outputs, found.outputs)
-    found.check(*asked)
-    return PredictColumn(found, *asked, batch_size)
+    named = found.ordered_inputs() if inputs is None else _listed(inputs, ())
+    asked = _listed(outputs, found.outputs)
+    found.check(named, asked)
+    return PredictColumn(found, None if inputs is None else named, asked, batch_size)
 
 
 def _whole_path(session: SparkSession, path: str) -> str:
@@ -230,8 +233,8 @@ def predicted_by(
     Args:
         frame: the rows.
         model_path: as for `predict_column`.
-        columns: that fill the model's inputs, in their order; None: those with the inputs' names,
-            or the only one.
+        columns: that fill the model's inputs, as of `predict_column`; None: those with the inputs'
+            names, or the only one.
         output: name of the column, of a model with one output; None: "prediction". The outputs of
             others are columns of their own names.
         nulls: only "error".

@@ -1,6 +1,7 @@
 """Values as an input of a model: the one rule of what a fit trains on and a prediction asks for.
 
-Covers: dtypes, what does not fit, shapes, several columns as one matrix.
+Covers: which column is which input or output, dtypes, what does not fit, shapes, several columns
+as one matrix.
 Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise for a value, of
 which callers know where it comes from.
 Threads: any; pure.
@@ -103,6 +104,39 @@ def is_wide(values: Array) -> bool:
         values: of any dtype.
     """
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
+
+
+def in_order(
+    role: str, columns: Sequence[str], what: str, tensors: Sequence[str], more: str = ""
+) -> tuple[str, ...]:
+    """Return columns in the model's order: by name if they have all of its names, else by place.
+
+    Another number of columns than of tensors is returned as it is: callers say what it means.
+
+    Args:
+        role: what the caller calls the columns, for the error.
+        columns: as the caller named them.
+        what: "input" or "output", for the error.
+        tensors: names of the inputs or outputs, in the model's own order.
+        more: what else the user can do, for the error.
+
+    Raises:
+        SettingsError: by place, a column would be one tensor and has the name of another, which
+            another column would be.
+    """
+    if len(columns) != len(tensors):
+        return tuple(columns)
+    if set(columns) == set(tensors):
+        return tuple(tensors)
+    for column, tensor in zip(columns, tensors, strict=True):
+        if column in tensors and columns[tensors.index(column)] != column:
+            raise SettingsError(
+                f"{role}={list(columns)}: column {column!r} would be the {what} {tensor!r}, and "
+                f"the model has another {what} of its name. The model's order is {list(tensors)}, "
+                f"of a dict its sorted keys: name the columns in this order, or rename {column!r}"
+                f"{more}"
+            )
+    return tuple(columns)
 
 
 def check_columns(what: str, count: int, *, is_ragged: bool) -> None:

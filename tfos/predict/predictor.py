@@ -25,7 +25,7 @@ from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.sender.arrow_inference import UnansweredBatches
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_columns import quoted
-from tfos.predict.fitting import MOST_EXACT, Array, check_columns, is_wide
+from tfos.predict.fitting import MOST_EXACT, Array, check_columns, in_order, is_wide
 from tfos.predict.loading import loaded
 from tfos.predict.signature import ModelSignature, TensorInfo
 from tfos.predict.tensors import Inputs, arrow_column, column_type
@@ -245,16 +245,20 @@ def predictor_of(
 
     Args:
         signature: of the model.
-        columns: that fill the inputs, in their order.
+        columns: that fill the inputs.
         outputs: that become columns.
         batch_size: rows that the model takes at once.
-        inputs: names of the inputs in the columns' order; None: in the model's own.
+        inputs: names of the inputs in the columns' order; None: as `in_order` has them.
 
     Raises:
-        SettingsError: not as many columns as inputs, their order is unknown, or batch_size is no
-            number of rows.
+        SettingsError: not as many columns as inputs, their order is unknown, a column has the name
+            of another input, or batch_size is no number of rows.
     """
     names = signature.ordered_inputs() if inputs is None else list(inputs)
+    if inputs is None:
+        by_place = f"; predict_column(…, inputs={names}) takes these columns by place"
+        if in_order("columns", columns, "input", names, by_place) != tuple(columns):
+            names = list(columns)  # each has its input's name
     return Predictor(
         signature=signature,
         columns=tuple(columns),

@@ -10,8 +10,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
+from pyspark.sql.types import DoubleType
 
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
@@ -25,8 +27,10 @@ from tfos.keras.data import dataset_order
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
+from tfos.ml import KerasModel
 from tfos.orca import Estimator
 from tfos.predict import loading
+from tfos.predict.predictor import predictor_of
 from tfos.predict.signature import ModelSource
 
 NUM_ROWS, EPOCHS = 64, 2
@@ -300,6 +304,48 @@ def test_each_label_column_goes_to_the_output_of_its_place(make):
     program(None, ctx)
     (loss,) = history.history["loss"]
     assert 14 < loss < 15.5  # the other way round: 28
+
+
+def keyed():
+    """Return a model whose inputs and outputs are dicts, in another order than their keys'."""
+    zeros = {"kernel_initializer": "zeros", "use_bias": False}
+    user, item = keras.Input((1,), name="user"), keras.Input((1,), name="item")
+    outputs = {
+        "z": keras.layers.Dense(1, name="of_user", **zeros)(user),
+        "a": keras.layers.Dense(1, name="of_item", **zeros)(item),
+    }
+    model = keras.Model({"user": user, "item": item}, outputs)
+    model.compile(keras.optimizers.SGD(0.1), {"z": "mse", "a": "mse"})
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_columns_that_are_called_as_keys_of_a_dict_train_and_predict_these():
+    """Of a dict the order is that of its sorted keys: each column went to the other key."""
+    columns = {"user": [1.0, 2.0], "item": [1.0, -1.0], "z": [10.0, 20.0], "a": [-3.0, 3.0]}
+    plan = ColumnPlan(features=("user", "item"), labels=("z", "a"))
+    recipe = recipe_of(keyed(), None)
+    plan.check_model([(name, DoubleType()) for name in columns], recipe.inputs, recipe.outputs)
+    model = keyed()
+    ctx: Any = SimpleNamespace(dataset=lambda size, feed, **given: fed(columns, given))
+    model.fit(FedData(plan, 2).dataset(ctx, model), epochs=60, verbose=0)
+
+    signature = loading.read_signature(ModelSource(content=content_of(model)))
+    params = KerasModel(b"").setPredictionCols(["z", "a"])
+    outputs = params._outputs(signature, ["user", "item"])
+    asked = predictor_of(signature, plan.features, outputs, 2)
+    batch = pa.RecordBatch.from_pydict({name: columns[name] for name in plan.features})
+    (found,) = asked.results(0, iter([batch]))
+    assert [value for (value,) in found["z"].to_pylist()] == pytest.approx(columns["z"], rel=0.01)
+    assert [value for (value,) in found["a"].to_pylist()] == pytest.approx(columns["a"], rel=0.01)
+
+
+def fed(columns, given):
+    """Return a dataset of one batch, as ctx.dataset makes one of these columns."""
+    mapper = ColumnRoles(**{"dtypes": (None,), **given}).mapper("float32")
+    arrays = {name: np.array(values, np.float32) for name, values in columns.items()}
+    return tf.data.Dataset.from_tensors(mapper(arrays))
 
 
 @keras.saving.register_keras_serializable(__name__)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scripts.benchmarks.deepfm_model import auc
+from tests.support.fake_spark import FakeSpark
 from tests.support.spark_submit import ROOT
 
 pytestmark = pytest.mark.tf
@@ -22,13 +23,13 @@ PROGRAMS = ROOT / "examples" / "recommender"
 @pytest.fixture
 def example(monkeypatch):
     """Imports a program's module, as it stands beside the others."""
-    for directory in (PROGRAMS, ROOT / "examples" / "flights"):
+    for directory in (PROGRAMS, *(ROOT / "examples" / name for name in ("flights", "mnist"))):
         monkeypatch.syspath_prepend(directory)
     yield importlib.import_module
     for name in [
         name
         for name, module in sys.modules.items()
-        if Path(getattr(module, "__file__", None) or "/").parent == PROGRAMS
+        if Path(getattr(module, "__file__", None) or "/").parent.parent == PROGRAMS.parent
     ]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -47,6 +48,28 @@ def test_any_range_of_made_up_rows_is_the_same_rows(example):
     assert (every["ids"] >= columns).all()
     assert (every["ids"] < columns + 100).all()
     assert 0.15 < every["label"].mean() < 0.35
+
+
+def test_parts_of_an_earlier_run_are_no_rows_of_this_one(example, tmp_path):
+    """Their rows may be those that are held out."""
+    program = example("criteo_synth")
+    names = ["_SUCCESS", "part-00000.tfrecord", "part-00006.tfrecord", "part-00010.tfrecord"]
+    for name in names:
+        (tmp_path / name).touch()
+    program.remove_others(str(tmp_path), 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[:2]
+
+
+@pytest.mark.parametrize("name", ["criteo_synth", "digits"])
+def test_a_plain_path_is_written_where_the_cluster_reads(example, name, monkeypatch, tmp_path):
+    program, spark = example(name), FakeSpark()
+    monkeypatch.chdir(tmp_path)
+    for default, root in (("file:///", ""), ("hdfs://nn:8020", "hdfs://nn:8020")):
+        monkeypatch.setattr(
+            spark._jsc, "hadoopConfiguration", lambda fs=default: {"fs.defaultFS": fs}
+        )
+        assert program.located(spark, "rows") == f"{root}{tmp_path}/rows"
+        assert program.located(spark, "file:///rows") == "file:///rows"
 
 
 @pytest.mark.long

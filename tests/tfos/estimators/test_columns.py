@@ -25,6 +25,11 @@ class Kind:
         )
 
 
+def of(*infos):
+    """Return inputs by their names, in0 and so on."""
+    return {f"in{number}": info for number, info in enumerate(infos)}
+
+
 DOUBLE, STRING = Kind("double"), Kind("string")
 FLOAT, TEXT = TensorInfo("float32", ()), TensorInfo("object", ())
 INTEGER, IDS = TensorInfo("int64", ()), TensorInfo("int64", (), is_id=True)
@@ -52,12 +57,44 @@ FIELDS = [
             ({"a": "n", "b": "word"}, {"c": "y", "d": "n"}),
         ),
         (ColumnPlan(features=("n", "word"), labels=("y",)), [], [], (["n", "word"], "y")),
+        (
+            ColumnPlan(features=("x", "n"), labels=("y", "ys")),
+            ["n", "x"],
+            ["ys", "y"],
+            ({"n": "n", "x": "x"}, {"ys": "ys", "y": "y"}),
+        ),
     ],
 )
 def test_columns_go_to_the_inputs_in_their_order(plan, inputs, outputs, expected):
     found = plan.selectors(inputs, outputs)
     assert (found["feature_cols"], found["label_cols"]) == expected
     plan.check(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "inputs", "outputs", "text"),
+    [
+        (("user", "age"), ["item", "user"], ["b", "c"], "featuresCols=.*'user' would be the input"),
+        (("x", "n"), ["i", "j"], ["y", "ys"], r"labelCols=.*'ys'.*the output 'y'.*\['y', 'ys'\]"),
+    ],
+)
+def test_a_column_with_the_name_of_another_input_or_output_is_refused(
+    columns, inputs, outputs, text
+):
+    kinds = [(name, DOUBLE) for name in (*columns, "ys", "w")]
+    plan = ColumnPlan(features=columns, labels=("ys", "w"))
+    with pytest.raises(SettingsError, match=text):
+        plan.check_model(kinds, dict.fromkeys(inputs, FLOAT), outputs)
+    with pytest.raises(SettingsError, match=text):
+        plan.selectors(inputs, outputs)
+
+
+def test_what_a_column_must_be_is_said_by_the_input_of_its_name():
+    plan = ColumnPlan(features=("x", "word"), labels=("y",))
+    fields = [("x", DOUBLE), ("word", STRING), ("y", DOUBLE)]
+    plan.check_model(fields, {"word": TEXT, "x": FLOAT}, ["out"])
+    with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):
+        plan.check_model(fields, {"word": FLOAT, "x": FLOAT}, ["out"])
 
 
 def test_every_column_is_fed_once_and_flags_are_not():
@@ -95,18 +132,18 @@ def test_columns_without_a_place_are_refused(plan, text):
 
 def test_columns_that_do_not_fit_the_model_are_refused():
     plan = ColumnPlan(features=("n", "word"), labels=("y",))
-    plan.check_model(FIELDS, [], 0)
-    plan.check_model(FIELDS, [FLOAT, TEXT], 1)
-    with pytest.raises(
-        SettingsError, match=r"the model has 3 inputs, featuresCols is \['n', 'word'\]"
-    ):
-        plan.check_model(FIELDS, [FLOAT] * 3, 1)
-    with pytest.raises(SettingsError, match=r"the model has 2 outputs, labelCols is \['y'\]"):
-        plan.check_model(FIELDS, [FLOAT, TEXT], 2)
+    plan.check_model(FIELDS, {}, ())
+    plan.check_model(FIELDS, of(FLOAT, TEXT), ["out"])
+    text = r"the model has 3 inputs, featuresCols is \['n', 'word'\].*'in2'\], of a dict its sorted"
+    with pytest.raises(SettingsError, match=text):
+        plan.check_model(FIELDS, of(FLOAT, FLOAT, FLOAT), ["out"])
+    text = r"the model has 2 outputs, labelCols is \['y'\].*'b'\], of a dict its sorted keys"
+    with pytest.raises(SettingsError, match=text):
+        plan.check_model(FIELDS, of(FLOAT, TEXT), ["a", "b"])
     with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):
-        plan.check_model(FIELDS, [FLOAT], 1)
+        plan.check_model(FIELDS, of(FLOAT), ["out"])
     with pytest.raises(SettingsError, match="feature column n: double: the model takes string"):
-        plan.check_model(FIELDS, [TEXT, TEXT], 1)
+        plan.check_model(FIELDS, of(TEXT, TEXT), ["out"])
 
 
 @pytest.mark.parametrize("kind", [Kind("timestamp"), Kind("array", Kind("timestamp_ntz"))])
@@ -114,8 +151,8 @@ def test_timestamps_that_floats_would_round_are_refused(kind):
     plan = ColumnPlan(features=("at",), labels=("y",))
     fields = [*FIELDS, ("at", kind)]
     with pytest.raises(SettingsError, match=r"feature column at: .*takes float32.*F\.hour"):
-        plan.check_model(fields, [FLOAT], 1)
-    plan.check_model(fields, [INTEGER], 1)
+        plan.check_model(fields, of(FLOAT), ["out"])
+    plan.check_model(fields, of(INTEGER), ["out"])
 
 
 @pytest.mark.fault("F49")
@@ -123,18 +160,18 @@ def test_timestamps_that_floats_would_round_are_refused(kind):
 def test_floats_that_would_be_ids_are_refused(kind):
     fields = [("n", Kind("long")), ("f", kind), ("y", DOUBLE)]
     plan = ColumnPlan(features=("n", "f"), labels=("y",))
-    plan.check_model(fields, [IDS, INTEGER], 1)
-    for inputs in ([IDS, TensorInfo("int32", (), is_id=True)], [IDS]):
+    plan.check_model(fields, of(IDS, INTEGER), ["out"])
+    for inputs in (of(IDS, TensorInfo("int32", (), is_id=True)), of(IDS)):
         with pytest.raises(SettingsError, match=r"column f: .*: the model takes ids of int.*long"):
-            plan.check_model(fields, inputs, 1)
+            plan.check_model(fields, inputs, ["out"])
 
 
 def test_several_columns_for_lists_of_any_length_are_refused():
     plan = ColumnPlan(features=("n", "y"), labels=("y",))
-    plan.check_model(FIELDS, [INTEGER], 1)
+    plan.check_model(FIELDS, of(INTEGER), ["out"])
     with pytest.raises(SettingsError, match=r"2 columns are given for the model's input of int64"):
-        plan.check_model(FIELDS, [LISTS], 1)
-    ColumnPlan(features=("n",)).check_model(FIELDS, [LISTS], 1)
+        plan.check_model(FIELDS, of(LISTS), ["out"])
+    ColumnPlan(features=("n",)).check_model(FIELDS, of(LISTS), ["out"])
 
 
 def test_one_name_or_several():

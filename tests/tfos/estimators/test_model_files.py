@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import DoubleType, StructType
 
 from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, TableSpec
@@ -19,6 +20,7 @@ from tfos.estimators import model_files, training
 from tfos.estimators.model_files import SavedFit
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitResult, FitSettings
+from tfos.ml import KerasEstimator
 from tfos.orca import estimator as estimator_module
 from tfos.orca.estimator import Estimator
 
@@ -275,20 +277,34 @@ def test_a_batch_of_a_stream_that_may_come_twice_is_not_fitted_on_what_servers_s
     tmp_path, monkeypatch, name, instead
 ):
     """Whether or not the fit leaves out epochs."""
-    refused = functools.partial(pytest.raises, SettingsError, match=instead)
-    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"model", {}))
+    refused, as_it_is = functools.partial(pytest.raises, SettingsError), contextlib.nullcontext
+    for check in ("check_fed", "chosen", "_check_rows"):
+        monkeypatch.setattr(training, check, lambda frame, *_: frame)
+    monkeypatch.setattr(
+        training, "divided", lambda frame, *_: contextlib.nullcontext((frame, None))
+    )
+    monkeypatch.setattr(training, "_trained", lambda *_: FitResult(b"model", {}))
     context = SimpleNamespace(getLocalProperty={name: "7"}.get)
     frame = SimpleNamespace(
-        sparkSession=SimpleNamespace(sparkContext=context), mapInArrow=None, schema=None
+        sparkSession=SimpleNamespace(sparkContext=context),
+        mapInArrow=None,
+        schema=StructType().add("x", DoubleType()).add("y", DoubleType()),
+        columns=["x", "y"],
     )
-    asked = functools.partial(Estimator, ModelRecipe(content=b"first"), {})
-    kept = asked(FitSettings(cluster_size=3), str(tmp_path / "a"))
+    asked = functools.partial(Estimator, ModelRecipe(model_fn=object), {})
+    words = estimator_module._WORDS
+    kept = asked(FitSettings(cluster_size=3, words=words), str(tmp_path / "a"))
     saved(tmp_path / "b" / "servers-00001")
-    behind = asked(FitSettings(cluster_size=3), str(tmp_path / "b"))
+    behind = asked(FitSettings(cluster_size=3, words=words), str(tmp_path / "b"))
     behind.load_latest_checkpoint()
     for each in (kept, behind):
-        with refused() if instead else contextlib.nullcontext():
+        with refused(match=f"{instead}.*or leave model_dir out") if instead else as_it_is():
             each.fit(frame, feature_cols="x", label_cols="y")
+    stage = KerasEstimator(
+        model_fn=object, featuresCol="x", labelCol="y", clusterSize=2, checkpointDir=str(tmp_path)
+    )
+    with refused(match=f"{instead}.*or leave checkpointDir out") if instead else as_it_is():
+        stage.fit(frame)
     for each in (asked(FitSettings(), str(tmp_path)), asked(FitSettings(cluster_size=3), None)):
         each.fit(frame, feature_cols="x", label_cols="y")
 
@@ -310,6 +326,25 @@ def test_a_fit_that_ends_before_its_servers_saved_again_keeps_its_model(tmp_path
     with pytest.raises(SettingsError, match="data must be a DataFrame"):
         estimator.fit([1])
     assert estimator._trained().content == b"model 1"
+
+
+@pytest.mark.parametrize("cluster_size", [1, 3])
+def test_a_fit_whose_model_cannot_be_written_keeps_it_and_goes_on_from_it(
+    tmp_path, fits, cluster_size
+):
+    """A bare OSError left a user who called again to train for nothing."""
+    settings, runs = FitSettings(cluster_size=cluster_size), tmp_path / "runs"
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    estimator.fit(made)
+    (runs / "model-00002.json").mkdir()
+    text = r"the fit has ended and .* has its model, but model_dir=.*runs took none: .*save\(path\)"
+    with pytest.raises(SettingsError, match=text):
+        estimator.fit(made)
+    estimator.save(str(tmp_path / "m.keras"))
+    assert (tmp_path / "m.keras").read_bytes() == b"model 2"
+    estimator.fit(made)
+    assert (fits[-1][0], fits[-1][1].resume) == (b"model 2", False)
+    assert (runs / "model-00003.keras").read_bytes() == b"model 3"
 
 
 @pytest.mark.parametrize("step", [39, 41, None])

@@ -214,8 +214,16 @@ def test_the_digest_changes_with_code_defaults_closure_and_called_functions():
         "def g(y): return {n}\nLOSSES = {{g}}\ndef f(x): return LOSSES",
         "ROOT = pathlib.Path('data{n}')\ndef f(x): return ROOT",
         "BOTH = [threading.Lock(), {n}]\ndef f(x): return BOTH",
-        "class C:\n def __init__(self): self.lock, self.n = threading.Lock(), {n}\n"
-        "c = C()\ndef f(x): return c",
+        "class C:\n def __init__(self, n): self.lock, self.n = threading.Lock(), n\n"
+        "c = C({n})\ndef f(x): return c",
+        "class C:\n __slots__ = ('lock', '__n')\n"
+        " def __init__(self, n): self.lock, self.__n = threading.Lock(), n\n"
+        "c = C({n})\ndef f(x): return c",
+        "class P:\n __slots__ = ('lock', 'n', 'of')\n"
+        " def __getattr__(self, name): return getattr(self.of, name)\n"
+        "p = P()\np.lock, p.n = threading.Lock(), {n}\ndef f(x): return p",
+        "class A:\n __slots__ = ('lock', 'n', 'unset')\nclass B(A): pass\n"
+        "b = B()\nb.lock, b.n = threading.Lock(), {n}\ndef f(x): return b",
         "f = (lambda lock, n: lambda x: (lock, n))(threading.Lock(), {n})",
         "def f(x, lock=threading.Lock(), n={n}): return n",
         "def f(x, keys={{{n}: 0}}.keys()): return keys",

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from pyspark.sql.types import DecimalType, DoubleType, StructField, StructType
 
-from tfos.errors import SettingsError
+from tests.support.model_files import keras_file
+from tfos.errors import NotCompiled, SettingsError
 from tfos.estimators.training import FitResult
 from tfos.ml import KerasEstimator, KerasModel
 from tfos.ml import estimator as estimator_module
@@ -20,7 +21,7 @@ from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 
 def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
-    model = KerasModel(b"m").setFeaturesCol("x").setLabelCol("y")
+    model = KerasModel(keras_file({"loss": "mse"})).setFeaturesCol("x").setLabelCol("y")
     model._signature = ModelSignature(
         source=ModelSource(content=b"m"),
         digest="d",
@@ -31,6 +32,13 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
     frame: Any = SimpleNamespace(schema=StructType(fields), sparkSession=None)
     with pytest.raises(SettingsError, match=r"column x: decimal: the model takes ids of int64"):
         model.evaluate(frame)
+
+
+def test_a_model_that_was_never_compiled_is_evaluated_by_no_node():
+    """A cluster started for it, and its worker told of functions that are not in the file."""
+    frame: Any = None
+    with pytest.raises(NotCompiled, match=r"never compiled: .*keras_model\(\), .*compile\("):
+        KerasModel(keras_file(None)).evaluate(frame)
 
 
 def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypatch):
@@ -166,6 +174,12 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
         ("total", "side"),
         ["x"],
         r"\['a'\]: .* outputs \['total', 'side'\]",
+    ),
+    (
+        {"predictionCols": ["side", "q"]},
+        ("total", "side"),
+        ["x"],
+        r"predictionCols=.*'side' would be the output 'total'.*\['total', 'side'\]",
     ),
     ({"classCol": "c"}, ("total", "side"), ["x"], "classCol='c': the model has the outputs"),
     ({"classCol": "c", "predictionCols": ["a", "b"]}, (), ["x"], "a class is that of one output"),

@@ -211,7 +211,31 @@ def test_timestamps_for_floats_are_refused_before_a_job(kind):
         inputs={"x": TensorInfo("float32", ()), "n": TensorInfo("int64", ())},
         outputs={"y": TensorInfo("float32", ())},
     )
-    frame: Any = SimpleNamespace(schema=StructType().add("at", kind).add("n", LongType()))
-    check_kinds(predictor_of(signature, ["n", "at"], [], 3), frame)
+    frame: Any = SimpleNamespace(schema=StructType().add("at", kind).add("k", LongType()))
+    check_kinds(predictor_of(signature, ["k", "at"], [], 3), frame)
     with pytest.raises(SettingsError, match=r"feature column at: .*takes float32.*F\.hour"):
-        check_kinds(predictor_of(signature, ["at", "n"], [], 3), frame)
+        check_kinds(predictor_of(signature, ["at", "k"], [], 3), frame)
+
+
+def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
+    """Those of a dict are in the order of its sorted keys, and were filled by place."""
+    signature = ModelSignature(
+        source=SOURCE,
+        digest="d",
+        inputs=dict.fromkeys(("item", "user"), TensorInfo("float32", ())),
+        outputs={"y": TensorInfo("float32", ())},
+    )
+
+    def places(*columns, inputs=None):
+        return predictor_of(signature, columns, [], 3, inputs).inputs
+
+    assert places("user", "item") == (("user", (0,)), ("item", (1,)))
+    assert places("a", "b") == (("item", (0,)), ("user", (1,)))
+    assert places("a", "user") == (("item", (0,)), ("user", (1,)))
+    text = r"'user' would be the input 'item'.*another input of its name.*, or rename 'user'; "
+    with pytest.raises(SettingsError, match=rf"{text}.*inputs=\['item', 'user'\]\) takes"):
+        places("user", "b")
+    # One column may be several inputs.
+    assert places("user", "user") == (("item", (0,)), ("user", (1,)))
+    # Named at predict_column, they are as they are named.
+    assert places("item", "user", inputs=["user", "item"]) == (("user", (0,)), ("item", (1,)))
