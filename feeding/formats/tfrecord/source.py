@@ -171,8 +171,10 @@ def sample_of(
 
 
 def _spec(name: str, feature: Feature) -> ColumnSpec:
+    if feature.dtype == "bytes" and feature.shape is None:
+        return ColumnSpec(name, "bytes", "texts")
     if feature.dtype == "bytes":
-        return ColumnSpec(name, "bytes", "bytes")
+        return ColumnSpec(name, "bytes", "bytes", shape=feature.shape or ())
     if feature.shape is None:
         return ColumnSpec(name, "ragged", "numpy", feature.dtype)
     if not feature.shape:

@@ -93,7 +93,10 @@ def test_a_write_that_fails_late_is_repeated(clock, requests_to):
     files = SlowFiles(clock, num_failing=1)
     renamed: list[str] = []
     write_whole(
-        requests_to(files), parse(PATH), lambda: [b"one", b"two"], lambda at: renamed.append(at.name)
+        requests_to(files),
+        parse(PATH),
+        lambda: [b"one", b"two"],
+        lambda at: renamed.append(at.name),
     )
     assert len(files.writers) == 2
     assert len(renamed) == 1
