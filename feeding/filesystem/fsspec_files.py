@@ -275,8 +275,8 @@ _PROCESS = _Process()
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
-    The version is asked for again behind the range that ends the file, behind each 8th, and by
-    `close` if ranges came since: what is the same then was the same before.
+    The version is asked for again behind the range that ends the file, behind each 8th, and at the
+    end of a `with` block if ranges came since: what is the same then was the same before.
 
     Args:
         status: of the open file, when it was opened.
@@ -300,15 +300,15 @@ class FsspecReader(RemoteReader):
         self._has_failed = False
 
     def __exit__(self, *raised: object) -> None:
-        if not any(raised):  # an error is not hidden
-            self.close()
-
-    def close(self) -> None:
-        """See RangeReader. Nothing is kept open."""
         num_arrived = self._num_arrived
-        if self.version and not self._has_failed and self._num_checked < num_arrived:
+        if any(raised) or self._has_failed:  # an error is not hidden
+            return
+        if self.version and self._num_checked < num_arrived:
             self._num_checked = num_arrived  # a second call asks for nothing
             self._compare(self._version_now())
+
+    def close(self) -> None:
+        """See RangeReader. Nothing is kept open, and nothing is asked: a store may be away."""
 
     def _start(self, offset: int, length: int) -> Callable[[], bytes]:
         with self._lock:

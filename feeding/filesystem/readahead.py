@@ -92,15 +92,20 @@ class ReadAhead(io.RawIOBase):
         self._position += filled
         return filled
 
+    def __exit__(self, *raised: object) -> None:
+        """Close the file. Raises as `RangeReader.__exit__`."""
+        try:
+            self._reader.__exit__(*raised)
+        finally:
+            self.close()
+
     def close(self) -> None:
-        """Close the file and drop the ranges in flight. Raises as `RangeReader.close`."""
+        """Close the file and drop the ranges in flight."""
         if not self.closed:
             self._in_flight.clear()
             self._current = memoryview(b"")
-            try:
-                self._reader.close()
-            finally:
-                super().close()
+            self._reader.close()
+            super().close()
 
     def _next(self) -> memoryview:
         if not self._current:

@@ -8,7 +8,6 @@ Threads: one reader; pyarrow converts columns on its own threads.
 
 from __future__ import annotations
 
-import contextlib
 import csv as csv_format
 import dataclasses
 import functools
@@ -119,7 +118,7 @@ class CsvSource(LineSource):
         """See reading.runs.Source."""
         if (names := self._names_to_read(split.path)) is None:
             return
-        with contextlib.closing(self.opened(split.path)) as file:
+        with self.opened(split.path) as file:
             yield from self.rows(split, file, functools.partial(self._parse, names))
 
     def count(self, piece: Split) -> int:
@@ -139,7 +138,7 @@ class CsvSource(LineSource):
         path = wanted.piece.path
         if (names := self._names_to_read(path)) is None:
             return
-        with contextlib.closing(self.opened(path)) as file:
+        with self.opened(path) as file:
             yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
 
     def _names_to_read(self, path: str) -> list[str] | None:
@@ -251,7 +250,7 @@ class CsvSource(LineSource):
 
     def _head(self, path: str) -> bytes:
         """Return a file's first lines."""
-        with contextlib.closing(self.opened(path)) as file:
+        with self.opened(path) as file:
             block = next(self.blocks(file).blocks(), None)
         return b"" if block is None else block.data.removeprefix(BOM)
 

@@ -368,7 +368,7 @@ def read_footers(
     """
 
     def read(file: SourceFile) -> Footer | DataError:
-        with contextlib.closing(open_listed(file)) as opened:
+        with open_listed(file) as opened:
             try:
                 return cache.footer(opened)
             except DataError as error:

@@ -8,7 +8,6 @@ Threads: one reader.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
@@ -150,7 +149,7 @@ class LineSource:
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable."""
-        with contextlib.closing(self.opened(piece.path)) as file:
+        with self.opened(piece.path) as file:
             if _is_read_elsewhere(piece, file):
                 return 0
             stream = self.stream(file, piece.start)
@@ -220,12 +219,12 @@ class TextSource(LineSource):
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
-        with contextlib.closing(self.opened(split.path)) as file:
+        with self.opened(split.path) as file:
             yield from self.rows(split, file, _lines)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
-        with contextlib.closing(self.opened(wanted.piece.path)) as file:
+        with self.opened(wanted.piece.path) as file:
             yield from self.rows_of(wanted, file, _lines)
 
 

@@ -64,7 +64,7 @@ def opened_records(
         FileChanged: the file has another size or version now.
         OSError: the file cannot be read.
     """
-    with contextlib.closing(open_listed(listed)) as file:
+    with open_listed(listed) as file:
         if split.start and is_compressed(file.read_range(0, frame_kernels.FRAME_HEAD)):
             yield RecordReader(io.BytesIO(), split.path)
             return

@@ -21,6 +21,8 @@ from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
 from feeding.filesystem.location import parse
 from feeding.filesystem.readahead import ReadAhead
+from feeding.formats.text import source
+from feeding.formats.text.lines import LineLimits
 from feeding.formats.text.source import TextSource
 from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split, share
@@ -150,22 +152,41 @@ def test_a_file_of_equal_size_that_replaces_an_open_one_is_refused(told, package
             reader.read_range(5, 5)
 
 
-def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_is_closed(told, monkeypatch):
+def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_was_read(told, monkeypatch):
     monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
     files = FsspecFileSystem(parse(told), FileSystemConfig())
-    reader = files.open(told)
-    reader.read_range(0, 3)
-    Told.stored["bucket/a"] = NEW
-    assert reader.read_range(3, 3) == NEW[3:6]
-    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
-        reader.close()
-    reader.close()  # once is enough
+    text = f"{told} was replaced while it was read"
+    with pytest.raises(FileChanged, match=text), files.open(told) as reader:
+        reader.read_range(0, 3)
+        Told.stored["bucket/a"] = NEW
+        assert reader.read_range(3, 3) == NEW[3:6]
     ahead = ReadAhead(files.open(told), FileSystemConfig(), begin=2, end=5)
-    assert ahead.read() == NEW[2:5]
-    Told.stored["bucket/a"] = OLD
-    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
-        ahead.close()
+    with pytest.raises(FileChanged, match=text), ahead:
+        assert ahead.read() == NEW[2:5]
+        Told.stored["bucket/a"] = OLD
     assert ahead.closed
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "left by an error"])
+def test_a_file_that_is_left_early_asks_its_store_for_nothing(told, monkeypatch, how):
+    """A store that is away would hold each open file up for `patience_s`, and hide what failed."""
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    monkeypatch.setattr(Told, "stored", {"bucket/a": b"line\n" * 4})
+    monkeypatch.setattr(source, "DEFAULTS", FileSystemConfig(range_bytes=5, ranges_in_flight=1))
+    rows = TextSource(told, limits=LineLimits(block_bytes=5)).read(Split(told, 0, 10))
+    reader = FsspecFileSystem(parse(told), FileSystemConfig()).open(told)
+    next(rows)
+    reader.read_range(0, 3)
+    asked: list[str] = []
+    monkeypatch.setattr(FsspecFileSystem, "_info", lambda _, path: asked.append(path) or {})
+    if how == "closed":
+        reader.close()
+    elif how == "dropped":
+        rows.close()  # type: ignore[attr-defined]  # a generator
+    else:
+        with pytest.raises(KeyError), ReadAhead(reader, FileSystemConfig()):
+            raise KeyError
+    assert asked == []
 
 
 def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
@@ -202,7 +223,8 @@ def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeyp
         reader.read_range(0, 20)
     assert len(infos) == 2
     infos.clear()
-    files.open(told).close()
+    with files.open(told):
+        pass
     assert len(infos) == 1
 
 
