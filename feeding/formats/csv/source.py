@@ -127,11 +127,17 @@ class CsvSource(LineSource):
             return 0
         return super().count(piece)
 
-    def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
+    def blocks(
+        self,
+        file: RangeReader,
+        span: tuple[int, int | None] = (0, None),
+        ahead_until: int | None = None,
+    ) -> LineReader:
         """See LineSource."""
         if self._quoted is None:
-            return super().blocks(file, span)
-        return QuotedRowReader(self.stream(file), file.path, self._quoted, self._limits)
+            return super().blocks(file, span, ahead_until)
+        stream = self.stream(file, ahead_until=ahead_until)
+        return QuotedRowReader(stream, file.path, self._quoted, self._limits)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
@@ -251,7 +257,7 @@ class CsvSource(LineSource):
     def _head(self, path: str) -> bytes:
         """Return a file's first lines."""
         with self.opened(path) as file:
-            block = next(self.blocks(file).blocks(), None)
+            block = next(self.blocks(file, ahead_until=0).blocks(), None)
         return b"" if block is None else block.data.removeprefix(BOM)
 
     def _check_names(self, names: list[str], path: str) -> None:
