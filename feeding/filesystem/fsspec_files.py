@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +53,8 @@ class FsspecFileSystem(RemoteFileSystem):
         super().__init__(somewhere)
         self._config = config
         self._inner = _inner(somewhere)
+        # fsspec's FTP has one connection: ranges that come at once would get each other's bytes.
+        self._turns = threading.Lock() if somewhere.scheme == "ftp" else nullcontext()
 
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
@@ -112,8 +114,15 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
-        move = partial(self._inner.mv, path2=self._path(new), recursive=status.is_directory)
-        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
+        # By place, and nothing more for a file: packages name the arguments differently.
+        recursive = {"recursive": True} if status.is_directory else {}
+        patience_s = self._patience_s(old, status, _COPIED_BYTES)
+        self._run(
+            "rename",
+            old,
+            lambda path: self._inner.mv(path, self._path(new), **recursive),
+            patience_s,
+        )
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -154,8 +163,13 @@ class FsspecFileSystem(RemoteFileSystem):
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
         patience_s = patience_s or self._config.patience_s
+
+        def in_turn() -> T:
+            with self._turns:
+                return call(self._path(location))
+
         try:
-            return _PROCESS.calls.run(partial(call, self._path(location)), patience_s)
+            return _PROCESS.calls.run(in_turn, patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
         except Exception as error:  # some packages raise their own kinds
@@ -189,9 +203,10 @@ class FsspecFileSystem(RemoteFileSystem):
         path = self._path(location)
 
         def fetch() -> bytes:
-            # By name: s3fs has the version before them.
-            data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
-            arrived(lambda: _version(self._info(path)))
+            with self._turns:
+                # By name: s3fs has the version before them.
+                data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
+                arrived(lambda: _version(self._info(path)))
             return data
 
         try:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.registry import _registry
 from fsspec.utils import infer_storage_options
 
 from feeding.columnar.ops import num_rows
@@ -188,7 +189,12 @@ def test_a_file_that_is_left_early_asks_its_store_for_nothing(told, monkeypatch,
     next(rows)
     reader.read_range(0, 3)
     asked: list[str] = []
-    monkeypatch.setattr(FsspecFileSystem, "_info", lambda _, path: asked.append(path) or {})
+
+    def info(_: FsspecFileSystem, path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {}
+
+    monkeypatch.setattr(FsspecFileSystem, "_info", info)
     if how == "closed":
         reader.close()
     elif how == "dropped":
@@ -501,3 +507,45 @@ def test_a_time_without_a_zone_is_the_same_on_hosts_of_other_zones(told, monkeyp
         monkeypatch.undo()
         time.tzset()
     assert versions == {f"changed {_DAY.timestamp()}"}
+
+
+class Renaming(Listing):
+    """Names the arguments of `mv` as SFTP does."""
+
+    protocol = "renaming"
+
+    def mv(self, old: str, new: str) -> None:
+        stored = type(self).stored
+        stored[self._strip_protocol(new)] = stored.pop(self._strip_protocol(old))
+
+
+def test_a_file_is_renamed_however_a_package_names_the_arguments(monkeypatch):
+    fsspec.register_implementation(Renaming.protocol, Renaming, clobber=True)
+    monkeypatch.setattr(Renaming, "stored", {"bucket/a": b"x", "bucket/b": b"y"})
+    FsspecFileSystem(parse("renaming://bucket"), FileSystemConfig()).rename(
+        "renaming://bucket/a", "renaming://bucket/b", overwrite=True
+    )
+    assert Renaming.stored == {"bucket/b": b"x"}
+
+
+class OneConnection(Listing):
+    """As fsspec's FTP: notes whether two ranges were under way at once."""
+
+    protocol = "ftp"
+    cachable = False
+    meeting: ClassVar[threading.Barrier]
+
+    def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.meeting.wait(0.1)
+            return b""  # another one came
+        return super().cat_file(path, start, end)
+
+
+def test_ranges_of_ftp_take_turns(monkeypatch):
+    monkeypatch.setitem(_registry, "ftp", OneConnection)
+    monkeypatch.setattr(OneConnection, "stored", {"bucket/a": OLD})
+    monkeypatch.setattr(OneConnection, "meeting", threading.Barrier(2), raising=False)
+    with FsspecFileSystem(parse("ftp://bucket"), FileSystemConfig()).open("ftp://bucket/a") as file:
+        begun = [file.start_range(offset, 2) for offset in (0, 2, 4)]
+        assert b"".join(take() for take in begun) == OLD[:6]
