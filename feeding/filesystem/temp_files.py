@@ -7,6 +7,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import tempfile
@@ -38,11 +39,21 @@ def staging_name(name: str) -> str:
 
 @contextmanager
 def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
-    """Return a temporary file of this host; publish its content if the block does not raise."""
-    with tempfile.TemporaryFile(prefix="tfos-") as file:
-        yield cast(BinaryIO, file)
-        file.flush()
-        publish(lambda: pieces_of_file(cast(BinaryIO, file)))
+    """Return a temporary file of this host; publish its content if the block does not raise.
+
+    Raises:
+        OSError: ENOSPC, with the directory of temporary files: it is full.
+    """
+    try:
+        with tempfile.TemporaryFile(prefix="tfos-") as file:
+            yield cast(BinaryIO, file)
+            file.flush()
+            publish(lambda: pieces_of_file(cast(BinaryIO, file)))
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:  # another place is named
+            raise
+        text = "no space is left for content on its way; free some, or set TMPDIR to a larger place"
+        raise OSError(errno.ENOSPC, text, tempfile.gettempdir()) from error
 
 
 def pieces_of_file(file: BinaryIO) -> Iterator[bytes]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import tempfile
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +163,22 @@ def test_a_write_that_was_given_up_may_read_on_but_not_begin_after_the_file_is_c
     assert whole == piece + b"".join(begun) == b"a" * (PIECE_BYTES + 1)
     with pytest.raises(ValueError, match="closed file"):
         next(late)
+
+
+def test_a_full_directory_of_temporary_files_is_named(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: Path("/dev/full").open("r+b"))  # noqa: SIM115 - collected closes it
+    text = f"set TMPDIR to a larger place: '{tempfile.gettempdir()}'"
+    with pytest.raises(OSError, match=text), collected(lambda _: None) as file:
+        file.write(b"x" * (1 << 20))
+    full = OSError(errno.ENOSPC, "the quota is exceeded", "s3://bucket/a")
+
+    def refuse(_: object) -> None:
+        raise full
+
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="'s3://bucket/a'") as raised, collected(refuse):
+        pass
+    assert raised.value is full
 
 
 def test_hidden_names_fit_into_a_directory():
