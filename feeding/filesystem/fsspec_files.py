@@ -18,7 +18,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
+from feeding.errors import (
+    DataError,
+    FileChanged,
+    MissingPackage,
+    PathError,
+    StorageUnavailable,
+)
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
@@ -291,7 +297,8 @@ class FsspecReader(RemoteReader):
     """See RangeReader.
 
     The version is asked for again behind the range that ends the file, behind each 8th, and at the
-    end of a `with` block if ranges came since: what is the same then was the same before.
+    end of a `with` block, also one with damaged data, if ranges came since: what is the same then
+    was the same before.
 
     Args:
         status: of the open file, when it was opened.
@@ -315,12 +322,19 @@ class FsspecReader(RemoteReader):
         self._has_failed = False
 
     def __exit__(self, *raised: object) -> None:
-        num_arrived = self._num_arrived
-        if any(raised) or self._has_failed:  # an error is not hidden
+        is_damaged = any(isinstance(each, DataError) for each in raised)
+        if self._has_failed or (any(raised) and not is_damaged):  # an error is not hidden
             return
+        num_arrived = self._num_arrived
         if self.version and self._num_checked < num_arrived:
             self._num_checked = num_arrived  # a second call asks for nothing
-            self._compare(self._version_now())
+            try:
+                now = self._version_now()
+            except OSError:
+                if is_damaged:  # it is told, if no server tells that it is another version's bytes
+                    return
+                raise
+            self._compare(now)
 
     def close(self) -> None:
         """See RangeReader. Nothing is kept open, and nothing is asked: a store may be away."""

@@ -103,9 +103,9 @@ class RangeReader(Protocol):
         """Close it.
 
         Raises:
-            FileChanged: the block raised nothing, and the file was replaced before the last ranges
-                came.
-            StorageUnavailable: the same, and no server told whether it was.
+            FileChanged: the block raised nothing or a DataError, and the file was replaced before
+                the last ranges came.
+            StorageUnavailable: the block raised nothing, and no server told whether it was.
         """
 
 

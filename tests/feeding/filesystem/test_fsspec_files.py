@@ -18,7 +18,7 @@ from fsspec.registry import _registry
 from fsspec.utils import infer_storage_options
 
 from feeding.columnar.ops import num_rows
-from feeding.errors import FileChanged, PathError, StorageUnavailable
+from feeding.errors import DataError, FileChanged, PathError, StorageUnavailable
 from feeding.filesystem.bounded_calls import MAX_THREADS
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
@@ -213,6 +213,20 @@ def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
     Told.stored["bucket/a"] = NEW
     with pytest.raises(KeyError), reader:
         raise KeyError
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_damage_that_is_the_bytes_of_another_version_is_told_as_one(told, monkeypatch, is_away):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    reader = FsspecFileSystem(parse(told), FileSystemConfig()).open(told)
+    reader.read_range(0, 3)
+    Told.stored["bucket/a"] = NEW
+    if is_away:
+        Told.stored.clear()
+    damage = DataError("record 10: its CRC is wrong")
+    with pytest.raises(DataError if is_away else FileChanged) as raised, reader:
+        raise damage
+    assert raised.value is damage or raised.value.__context__ is damage
 
 
 def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeypatch):
