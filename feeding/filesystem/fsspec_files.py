@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,8 +59,7 @@ class FsspecFileSystem(RemoteFileSystem):
         super().__init__(somewhere)
         self._config = config
         self._inner = _inner(somewhere)
-        # fsspec's FTP has one connection: ranges that come at once would get each other's bytes.
-        self._turns = threading.Lock() if somewhere.scheme == "ftp" else nullcontext()
+        self._turns = _turns(somewhere, self._inner)
 
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
@@ -389,6 +388,15 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
+def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextManager[object]:
+    """Return what holds other calls up: on one connection, they would get each other's bytes."""
+    if somewhere.scheme not in _ONE_CONNECTION:
+        return nullcontext()
+    # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
+    turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
+    return turns
+
+
 def _is_directory(info: dict[str, Any]) -> bool:
     return info.get("type") == "directory"
 
@@ -450,6 +458,9 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
 
 
 _RANGES_PER_CHECK = 8
+_ONE_CONNECTION = frozenset({"ftp", "sftp", "ssh"})
+"""fsspec's FTP and SFTP have one, whose answers are for who asked last (ftplib) or reads first
+(paramiko)."""
 _COPIED_BYTES = 1 << 30
 """Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
 _FILES_PER_PATIENCE = 1000

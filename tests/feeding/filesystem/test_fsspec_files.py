@@ -543,10 +543,8 @@ def test_a_file_is_renamed_however_a_package_names_the_arguments(monkeypatch):
 
 
 class OneConnection(Listing):
-    """As fsspec's FTP: notes whether two ranges were under way at once."""
+    """As fsspec's FTP and SFTP: notes whether two ranges were under way at once."""
 
-    protocol = "ftp"
-    cachable = False
     meeting: ClassVar[threading.Barrier]
 
     def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
@@ -556,10 +554,17 @@ class OneConnection(Listing):
         return super().cat_file(path, start, end)
 
 
-def test_ranges_of_ftp_take_turns(monkeypatch):
-    monkeypatch.setitem(_registry, "ftp", OneConnection)
-    monkeypatch.setattr(OneConnection, "stored", {"bucket/a": OLD})
+@pytest.mark.parametrize(
+    ("scheme", "is_shared", "names"),
+    [("ftp", False, "aaa"), ("sftp", True, "aaa"), ("sftp", True, "ab"), ("ssh", True, "ab")],
+)
+def test_ranges_on_one_connection_take_turns(monkeypatch, scheme, is_shared, names):
+    """Also those of two files, where fsspec gives out one object for both."""
+    kind = type("Kind", (OneConnection,), {"protocol": scheme, "cachable": is_shared})
+    monkeypatch.setitem(_registry, scheme, kind)
+    monkeypatch.setattr(OneConnection, "stored", {"bucket/a": OLD, "bucket/b": OLD})
     monkeypatch.setattr(OneConnection, "meeting", threading.Barrier(2), raising=False)
-    with FsspecFileSystem(parse("ftp://bucket"), FileSystemConfig()).open("ftp://bucket/a") as file:
-        begun = [file.start_range(offset, 2) for offset in (0, 2, 4)]
-        assert b"".join(take() for take in begun) == OLD[:6]
+    urls = [f"{scheme}://bucket/{name}" for name in names]
+    files = {url: FsspecFileSystem(parse(url), FileSystemConfig()).open(url) for url in urls}
+    begun = [files[url].start_range(2 * number, 2) for number, url in enumerate(urls)]
+    assert b"".join(take() for take in begun) == OLD[: 2 * len(names)]
