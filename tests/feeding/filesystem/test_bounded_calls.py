@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -165,19 +166,31 @@ def test_a_write_that_was_given_up_may_read_on_but_not_begin_after_the_file_is_c
         next(late)
 
 
-def test_a_full_directory_of_temporary_files_is_named(monkeypatch):
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: Path("/dev/full").open("r+b"))  # noqa: SIM115 - collected closes it
-    text = f"set TMPDIR to a larger place: '{tempfile.gettempdir()}'"
-    with pytest.raises(OSError, match=text), collected(lambda _: None) as file:
-        file.write(b"x" * (1 << 20))
-    full = OSError(errno.ENOSPC, "the quota is exceeded", "s3://bucket/a")
+@pytest.mark.parametrize("num_bytes", [1, 1 << 20])
+def test_a_full_directory_of_temporary_files_is_named(monkeypatch, num_bytes):
+    """By the file itself: a Spark task that writes holds it open outside of a `with` block."""
+    full = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115 - collected closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+    held = collected(lambda _: None)
+    file = held.__enter__()
 
-    def refuse(_: object) -> None:
+    def write() -> None:
+        file.write(b"x" * num_bytes)
+        file.flush()
+
+    with pytest.raises(OSError, match="set TMPDIR elsewhere") as raised:
+        write()
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename == tempfile.gettempdir()
+    with contextlib.suppress(OSError):  # the rest is flushed again
+        held.__exit__(None, None, None)
+    assert full.closed
+
+
+def test_a_full_place_elsewhere_is_not_taken_for_the_temporary_files():
+    full = OSError(errno.ENOSPC, "no space is left")
+    with pytest.raises(OSError, match="no space") as raised, collected(lambda _: None):
         raise full
-
-    monkeypatch.undo()
-    with pytest.raises(OSError, match="'s3://bucket/a'") as raised, collected(refuse):
-        pass
     assert raised.value is full
 
 
