@@ -115,6 +115,8 @@ def test_a_scheme_with_one_slash_is_no_relative_name():
     assert input_path("file:/x", OutputPlace(HDFS, "/")) == "file:///x"
     with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
         Checkpoints(directory="hdfs:/x")
+    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+        InputFiles(name="x", path="hdfs:/x")
     Checkpoints(directory="file:/x")
 
 
