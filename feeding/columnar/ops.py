@@ -57,7 +57,13 @@ def rows_within(columns: Columns, most_bytes: int) -> tuple[int, int]:
     fixed, varying = 0, np.zeros(0, np.int64)
     for column in columns:
         if isinstance(column, Ragged):
-            sizes = np.diff(column.offsets) * column.values.itemsize
+            values = column.values
+            if values.dtype == object:
+                item_ends = np.zeros(len(values) + 1, np.int64)
+                np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=item_ends[1:])
+                sizes = np.diff(item_ends[column.offsets])
+            else:
+                sizes = np.diff(column.offsets) * values.itemsize
         elif column.dtype == object:
             items = np.fromiter(map(len, column.ravel()), np.int64, column.size)
             sizes = items.reshape(count, -1).sum(axis=1)

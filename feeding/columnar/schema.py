@@ -54,6 +54,9 @@ class ColumnSpec(msgspec.Struct, frozen=True, array_like=True):
     tensor: every row has `shape`.   ragged: one-dimensional, every row its own length.
     bytes, str: no dtype.            `value` is the Python type a consumer of rows gets back;
     "texts": a list of str, which one value of bytes holds (feeding.columnar.texts).
+
+    Of files, which no chunk carries, bytes may have a shape, and "texts" are any number of str or
+    bytes in a row, which a batch has as a Ragged of objects.
     """
 
     name: Name

@@ -13,12 +13,18 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from feeding.errors import FileChanged, MissingPackage, PathError, StorageUnavailable
+from feeding.errors import (
+    DataError,
+    FileChanged,
+    MissingPackage,
+    PathError,
+    StorageUnavailable,
+)
 from feeding.filesystem import globbing
 from feeding.filesystem.bounded_calls import BoundedCalls, CallTimeout
 from feeding.filesystem.config import FileSystemConfig
@@ -53,6 +59,7 @@ class FsspecFileSystem(RemoteFileSystem):
         super().__init__(somewhere)
         self._config = config
         self._inner = _inner(somewhere)
+        self._turns = _turns(somewhere, self._inner)
 
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
@@ -112,8 +119,15 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
-        move = partial(self._inner.mv, path2=self._path(new), recursive=status.is_directory)
-        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
+        # By place, and nothing more for a file: packages name the arguments differently.
+        recursive = {"recursive": True} if status.is_directory else {}
+        patience_s = self._patience_s(old, status, _COPIED_BYTES)
+        self._run(
+            "rename",
+            old,
+            lambda path: self._inner.mv(path, self._path(new), **recursive),
+            patience_s,
+        )
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -154,8 +168,13 @@ class FsspecFileSystem(RemoteFileSystem):
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
         patience_s = patience_s or self._config.patience_s
+
+        def in_turn() -> T:
+            with self._turns:
+                return call(self._path(location))
+
         try:
-            return _PROCESS.calls.run(partial(call, self._path(location)), patience_s)
+            return _PROCESS.calls.run(in_turn, patience_s)
         except CallTimeout as error:
             raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
         except Exception as error:  # some packages raise their own kinds
@@ -189,9 +208,10 @@ class FsspecFileSystem(RemoteFileSystem):
         path = self._path(location)
 
         def fetch() -> bytes:
-            # By name: s3fs has the version before them.
-            data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
-            arrived(lambda: _version(self._info(path)))
+            with self._turns:
+                # By name: s3fs has the version before them.
+                data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
+                arrived(lambda: _version(self._info(path)))
             return data
 
         try:
@@ -275,8 +295,9 @@ _PROCESS = _Process()
 class FsspecReader(RemoteReader):
     """See RangeReader.
 
-    The version is asked for again behind the range that ends the file, behind each 8th, and by
-    `close` if ranges came since: what is the same then was the same before.
+    The version is asked for again behind the range that ends the file, behind each 8th, and at the
+    end of a `with` block, also one with damaged data, if ranges came since: what is the same then
+    was the same before.
 
     Args:
         status: of the open file, when it was opened.
@@ -300,15 +321,22 @@ class FsspecReader(RemoteReader):
         self._has_failed = False
 
     def __exit__(self, *raised: object) -> None:
-        if not any(raised):  # an error is not hidden
-            self.close()
+        is_damaged = any(isinstance(each, DataError) for each in raised)
+        if self._has_failed or (any(raised) and not is_damaged):  # an error is not hidden
+            return
+        num_arrived = self._num_arrived
+        if self.version and self._num_checked < num_arrived:
+            self._num_checked = num_arrived  # a second call asks for nothing
+            try:
+                now = self._version_now()
+            except OSError:
+                if is_damaged:  # it is told, if no server tells that it is another version's bytes
+                    return
+                raise
+            self._compare(now)
 
     def close(self) -> None:
-        """See RangeReader. Nothing is kept open."""
-        num_arrived = self._num_arrived
-        if self.version and not self._has_failed and self._num_checked < num_arrived:
-            self._num_checked = num_arrived  # a second call asks for nothing
-            self._compare(self._version_now())
+        """See RangeReader. Nothing is kept open, and nothing is asked: a store may be away."""
 
     def _start(self, offset: int, length: int) -> Callable[[], bytes]:
         with self._lock:
@@ -358,6 +386,15 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise _with_path(error, "connect", somewhere) from error
     except Exception as error:  # ValueError, or what a package says of arguments that it lacks
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
+
+
+def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextManager[object]:
+    """Return what holds other calls up: on one connection, they would get each other's bytes."""
+    if somewhere.scheme not in _ONE_CONNECTION:
+        return nullcontext()
+    # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
+    turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
+    return turns
 
 
 def _is_directory(info: dict[str, Any]) -> bool:
@@ -421,6 +458,9 @@ def _with_path(error: Exception, action: str, location: Location) -> OSError:
 
 
 _RANGES_PER_CHECK = 8
+_ONE_CONNECTION = frozenset({"ftp", "sftp", "ssh"})
+"""fsspec's FTP and SFTP have one, whose answers are for who asked last (ftplib) or reads first
+(paramiko)."""
 _COPIED_BYTES = 1 << 30
 """Bytes that a store copies within one `patience_s` even if it is slow: 7 MB/s."""
 _FILES_PER_PATIENCE = 1000

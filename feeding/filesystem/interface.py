@@ -82,7 +82,7 @@ class RangeReader(Protocol):
         Raises:
             StorageUnavailable: no server sent the bytes in time.
             FileChanged: the file was replaced after it was opened. Where the file system has
-                versions, it is raised within the next ranges, or by `close`.
+                versions, it is raised within the next ranges, or at the end of a `with` block.
         """
 
     def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
@@ -94,17 +94,19 @@ class RangeReader(Protocol):
         """
 
     def close(self) -> None:
-        """Close the file; ranges in flight are dropped.
-
-        Raises:
-            FileChanged: the file was replaced before the last ranges came.
-        """
+        """Close the file; ranges in flight are dropped."""
 
     def __enter__(self) -> RangeReader:
         """Return itself."""
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close it."""
+        """Close it.
+
+        Raises:
+            FileChanged: the block raised nothing or a DataError, and the file was replaced before
+                the last ranges came.
+            StorageUnavailable: the block raised nothing, and no server told whether it was.
+        """
 
 
 def check_range(path: str, offset: int, length: int) -> None:

@@ -28,6 +28,7 @@ class ReadAhead(io.RawIOBase):
         *,
         begin: int = 0,
         end: int | None = None,
+        ahead_until: int | None = None,
     ) -> None:
         """Read a part of a file.
 
@@ -36,6 +37,8 @@ class ReadAhead(io.RawIOBase):
             config: size and number of the ranges.
             begin: first byte.
             end: end, excluded; None: the file's size.
+            ahead_until: byte behind which little is likely to be read: the range that begins there
+                is the last one ahead, until another one was needed; None: `end`.
         """
         super().__init__()
         end = reader.size_bytes if end is None else end
@@ -45,6 +48,7 @@ class ReadAhead(io.RawIOBase):
         self._ranges_in_flight = config.ranges_in_flight
         self._position = self._requested = begin
         self._end = end
+        self._ahead_until = end if ahead_until is None else ahead_until
         self._in_flight: deque[tuple[int, int, Callable[[], bytes]]] = deque()
         """Offset and length of each range that was begun, and what waits for it."""
         self._current = memoryview(b"")
@@ -92,15 +96,20 @@ class ReadAhead(io.RawIOBase):
         self._position += filled
         return filled
 
+    def __exit__(self, *raised: object) -> None:
+        """Close the file. Raises as `RangeReader.__exit__`."""
+        try:
+            self._reader.__exit__(*raised)
+        finally:
+            self.close()
+
     def close(self) -> None:
-        """Close the file and drop the ranges in flight. Raises as `RangeReader.close`."""
+        """Close the file and drop the ranges in flight."""
         if not self.closed:
             self._in_flight.clear()
             self._current = memoryview(b"")
-            try:
-                self._reader.close()
-            finally:
-                super().close()
+            self._reader.close()
+            super().close()
 
     def _next(self) -> memoryview:
         if not self._current:
@@ -113,14 +122,14 @@ class ReadAhead(io.RawIOBase):
         """Make the next range the current one and request those after it; False at the end."""
         if self.closed:
             raise ValueError(f"{self.name} is closed")
-        self._request()
+        self._request(at_least=1)
         if not self._in_flight:
             return False
         offset, length, take = self._in_flight.popleft()
         self._current = memoryview(take())
         if len(self._current) < length:
             raise self._has_shrunk(offset + len(self._current))
-        self._request()
+        self._request(at_least=0)
         return True
 
     def _has_shrunk(self, at: int) -> FileChanged:
@@ -129,8 +138,11 @@ class ReadAhead(io.RawIOBase):
             "it was opened; read files that are not written to any more"
         )
 
-    def _request(self) -> None:
+    def _request(self, at_least: int) -> None:
         while self._requested < self._end and len(self._in_flight) < self._ranges_in_flight:
+            is_unlikely = 0 < self._requested - self._ahead_until < 2 * self._range_bytes
+            if is_unlikely and len(self._in_flight) >= at_least:
+                return
             # Ranges end at multiples of their size, so few of them cross a block of the storage.
             stop = self._requested - self._requested % self._range_bytes + self._range_bytes
             length = min(stop, self._end) - self._requested

@@ -7,6 +7,8 @@ Threads: any.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import secrets
 import tempfile
@@ -38,11 +40,30 @@ def staging_name(name: str) -> str:
 
 @contextmanager
 def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
-    """Return a temporary file of this host; publish its content if the block does not raise."""
-    with tempfile.TemporaryFile(prefix="tfos-") as file:
+    """Return a temporary file of this host; publish its content if the block does not raise.
+
+    Where no space is left for it, the file raises OSError with the directory of temporary files.
+    """
+    with (
+        tempfile.TemporaryFile(prefix="tfos-", buffering=0) as unnamed,
+        io.BufferedRandom(_NamesPlace(unnamed.fileno(), "r+", closefd=False)) as file,
+    ):
         yield cast(BinaryIO, file)
         file.flush()
         publish(lambda: pieces_of_file(cast(BinaryIO, file)))
+
+
+class _NamesPlace(io.FileIO):
+    """A file without a name, whose error in writing has no path by itself."""
+
+    def write(self, data: Buffer, /) -> int:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            text = "no space is left for content on its way; free some, or set TMPDIR elsewhere"
+            raise OSError(errno.ENOSPC, text, tempfile.gettempdir()) from error
 
 
 def pieces_of_file(file: BinaryIO) -> Iterator[bytes]:

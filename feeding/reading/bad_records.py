@@ -15,7 +15,7 @@ from feeding.errors import DataError, FeedSettingsError
 
 _logger = logging.getLogger(__name__)
 _NUM_LOGGED = 10
-"""Skipped records that get a log line each."""
+"""Skipped records that get a log line each; their number gets one at each power of ten."""
 
 
 @dataclass(slots=True)
@@ -66,6 +66,14 @@ class BadData:
         self._places.add((file, byte))
         if self.num_skipped <= _NUM_LOGGED:
             _logger.warning("skipped: %s", error)
+        if self.num_skipped >= _NUM_LOGGED and str(self.num_skipped).strip("0") == "1":
+            _logger.warning(
+                "skipped %d damaged records or files so far, of at most %d; only the first %d are "
+                "named",
+                self.num_skipped,
+                self.max_skipped,
+                _NUM_LOGGED,
+            )
 
     def too_many(self, error: DataError) -> DataError:
         """Return the error for one damaged record or file more than are skipped.

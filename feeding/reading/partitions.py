@@ -158,6 +158,11 @@ class PartitionedSource:
         own = (column.spec for column in self._columns)
         return Schema.of_dict((*self._source.schema.columns, *own))
 
+    @property
+    def num_skipped(self) -> int:
+        """See runs.Source."""
+        return self._source.num_skipped
+
     def files(self) -> Sequence[SourceFile]:
         """See runs.Source."""
         return self._source.files()

@@ -110,6 +110,11 @@ class CountedSource:
         """See runs.Source."""
         return self._source.schema
 
+    @property
+    def num_skipped(self) -> int:
+        """See runs.Source."""
+        return self._source.num_skipped
+
     def files(self) -> Sequence[SourceFile]:
         """See runs.Source."""
         return self._files

@@ -44,6 +44,10 @@ class Source(Protocol):
     def schema(self) -> Schema:
         """Schema of the rows; `read` yields the columns in this order."""
 
+    @property
+    def num_skipped(self) -> int:
+        """Damaged records and files that were skipped so far."""
+
     def files(self) -> Sequence[SourceFile]:
         """Return the files to read; the same for every worker.
 

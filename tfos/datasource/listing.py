@@ -24,10 +24,7 @@ from feeding.reading.discover import data_files, is_plain, named_once
 from feeding.reading.partition_paths import Kind, partition_kinds, partition_values
 from feeding.reading.splits import SourceFile
 from tfos.datasource.options import TFRecordOptions
-from tfos.files.paths import absolute_path
-
-_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
-"""Hadoop's short form of a scheme without a host."""
+from tfos.files.paths import absolute_path, two_slashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +67,8 @@ def path_on(path: str, default_fs: str, user: str = "") -> str:
     Raises:
         FeedSettingsError: it has a scheme, but no host where one is needed.
     """
-    short = _ONE_SLASH.fullmatch(path)
-    if short is not None:
-        if short[1].lower() != LOCAL:
-            raise FeedSettingsError(
-                f"{path!r} names no host; use {short[1]}://host/..., or a path alone, which is on "
-                "fs.defaultFS"
-            )
-        path = f"file://{short[2]}"
-    elif default_fs.startswith("file:") and "://" not in path:
+    path = two_slashes(path)
+    if default_fs.startswith("file:") and "://" not in path:
         path = f"file://{os.path.abspath(path)}"
     whole = absolute_path(path, default_fs=default_fs, working_dir=os.getcwd(), user=user)
     scheme, separator, rest = whole.partition("://")

@@ -49,7 +49,6 @@ class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is unt
     """Files that one task has written."""
 
     files: tuple[StagedFile, ...]
-    num_rows: int
 
 
 class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped
@@ -89,7 +88,6 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
         number = task.partitionId() if task is not None else 0
         suffix = ".tfrecord.gz" if self._options.gzip else ".tfrecord"
         encode = _encoder(arrow_schema(self._data), self._options)
-        num_rows = 0
         with contextlib.ExitStack() as stack:
             name = f"part-{number:05d}-{self._job.job_id}.c{{:03d}}{suffix}"
             files = stack.enter_context(
@@ -98,8 +96,7 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
             for batch in iterator:
                 for directory, rows in by_directory(batch, self._options.partition_by):
                     files.append(directory, encode(rows))
-                num_rows += batch.num_rows
-            return WrittenFiles(tuple(files.finish()), num_rows)
+            return WrittenFiles(tuple(files.finish()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all files visible."""

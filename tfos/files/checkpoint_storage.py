@@ -211,7 +211,7 @@ class _RangeFile(io.RawIOBase):
         try:
             if not self.closed:
                 with _stale_if_changed():
-                    self._reader.close()
+                    self._reader.__exit__(None, None, None)  # it asks whether the file is the same
         finally:
             super().close()
 

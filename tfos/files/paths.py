@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from feeding.errors import PathError
+from feeding.errors import FeedSettingsError, PathError
 from feeding.filesystem.hdfs.hadoop_conf import user_name
 from feeding.filesystem.location import LOCAL, Location, parse, shown
 from tfos.errors import SettingsError
@@ -22,6 +22,8 @@ _logger = logging.getLogger(__name__)
 
 _COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 """A path with a scheme is passed through, whatever serves it."""
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
+"""Hadoop's short form of a scheme without a host."""
 _CONTAINER = "CONTAINER_ID"
 """YARN sets it in every container; the container's directory has this name."""
 
@@ -56,7 +58,24 @@ def user_location(path: str, what: str) -> Location:
     try:
         return parse(path)
     except PathError as error:
-        raise SettingsError(f"{what} cannot be written there: {error}") from error
+        raise SettingsError(f"{what}: {error}") from error
+
+
+def two_slashes(path: str) -> str:
+    """Return a path with Hadoop's short form of a local URL, `file:/x`, written out.
+
+    Raises:
+        FeedSettingsError: it has another scheme, and no host.
+    """
+    short = _ONE_SLASH.fullmatch(path)
+    if short is None:
+        return path
+    if short[1].lower() != LOCAL:
+        raise FeedSettingsError(
+            f"{path!r} names no host; use {short[1]}://host/..., or a path alone, which is on "
+            "fs.defaultFS"
+        )
+    return f"file://{short[2]}"
 
 
 def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:
@@ -68,7 +87,11 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
         default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
         working_dir: the executor's working directory.
         user: owner of the home directory; default: who HDFS is asked as.
+
+    Raises:
+        FeedSettingsError: it has a scheme with one slash, as `hdfs:/x`, and so no host.
     """
+    path = two_slashes(path)
     if _COMPLETE.match(path):
         return path
     scheme, separator, authority = default_fs.partition("://")
@@ -101,7 +124,11 @@ def input_path(path: str, place: OutputPlace) -> str:
     Args:
         path: the user's string; one that is refused stays as it is, for who reads it to say so.
         place: of the driver.
+
+    Raises:
+        FeedSettingsError: it has a scheme with one slash, as `hdfs:/x`, and so no host.
     """
+    path = two_slashes(path)
     if _COMPLETE.match(path):
         return path
     whole = absolute_path(path, default_fs=place.default_fs, working_dir=place.working_dir)
@@ -125,6 +152,7 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
     Raises:
         SettingsError: the path is refused, or what is written there would be lost.
     """
+    path = two_slashes(path)
     user_location(path, what)
     is_stated = bool(_COMPLETE.match(path))
     whole = absolute_path(path, default_fs=place.default_fs, working_dir=place.working_dir)

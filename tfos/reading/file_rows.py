@@ -48,6 +48,14 @@ class FileRows:
         """First epoch to read: 0, unless it resumes where a saved run stopped."""
         return 0 if self._course is None else self._course.first_epoch
 
+    @property
+    def num_skipped(self) -> int:
+        """Damaged records and files that this worker has skipped so far, with on_bad_data="skip".
+
+        Each counts once, in however many epochs it is read.
+        """
+        return self._source.num_skipped
+
     def shuffled(
         self,
         seed: int,

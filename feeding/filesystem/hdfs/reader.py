@@ -94,16 +94,15 @@ class HdfsReader(RemoteReader):
             return file
         request = HdfsRequest("open", self.path)
         file = self._requests.ask(request, lambda client: open_file(client, self._inner_path))
-        with self._lock:
-            if self._file is None:
-                self._file = file
-            file = self._file
-        if self._first not in (None, (file.size_bytes, file.modified_ms)):
+        if self._first not in (None, (file.size_bytes, file.modified_ms)):  # no later range has it
             raise FileChanged(
                 f"{self.path} was replaced while it was read: it had {self.size_bytes} bytes, "
                 f"now {file.size_bytes}"
             )
-        return file
+        with self._lock:
+            if self._file is None:
+                self._file = file
+            return self._file
 
     def _drop(self, file: OpenFile) -> None:
         with self._lock:

@@ -64,7 +64,7 @@ def write_whole(
         pieces: makes the content; called once per attempt, on another thread.
         rename: renames the temporary file to `target`.
     """
-    waiting = RequestBudget(requests, HdfsRequest("write", str(target)))
+    waiting: RequestBudget | None = None
     failed: list[Location] = []
     while True:
         staged = target.sibling(staging_name(target.name))
@@ -72,6 +72,8 @@ def write_whole(
         if error is None:
             break
         failed.append(staged)
+        # From the first failure on: an attempt that moves takes as long as it takes.
+        waiting = waiting or RequestBudget(requests, HdfsRequest("write", str(target)))
         try:
             waiting.after(error)
         except BaseException:

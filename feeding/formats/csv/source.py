@@ -8,7 +8,6 @@ Threads: one reader; pyarrow converts columns on its own threads.
 
 from __future__ import annotations
 
-import contextlib
 import csv as csv_format
 import dataclasses
 import functools
@@ -119,7 +118,7 @@ class CsvSource(LineSource):
         """See reading.runs.Source."""
         if (names := self._names_to_read(split.path)) is None:
             return
-        with contextlib.closing(self.opened(split.path)) as file:
+        with self.opened(split.path) as file:
             yield from self.rows(split, file, functools.partial(self._parse, names))
 
     def count(self, piece: Split) -> int:
@@ -128,18 +127,24 @@ class CsvSource(LineSource):
             return 0
         return super().count(piece)
 
-    def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
+    def blocks(
+        self,
+        file: RangeReader,
+        span: tuple[int, int | None] = (0, None),
+        ahead_until: int | None = None,
+    ) -> LineReader:
         """See LineSource."""
         if self._quoted is None:
-            return super().blocks(file, span)
-        return QuotedRowReader(self.stream(file), file.path, self._quoted, self._limits)
+            return super().blocks(file, span, ahead_until)
+        stream = self.stream(file, ahead_until=ahead_until)
+        return QuotedRowReader(stream, file.path, self._quoted, self._limits)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
         path = wanted.piece.path
         if (names := self._names_to_read(path)) is None:
             return
-        with contextlib.closing(self.opened(path)) as file:
+        with self.opened(path) as file:
             yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
 
     def _names_to_read(self, path: str) -> list[str] | None:
@@ -251,8 +256,8 @@ class CsvSource(LineSource):
 
     def _head(self, path: str) -> bytes:
         """Return a file's first lines."""
-        with contextlib.closing(self.opened(path)) as file:
-            block = next(self.blocks(file).blocks(), None)
+        with self.opened(path) as file:
+            block = next(self.blocks(file, ahead_until=0).blocks(), None)
         return b"" if block is None else block.data.removeprefix(BOM)
 
     def _check_names(self, names: list[str], path: str) -> None:

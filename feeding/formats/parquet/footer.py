@@ -257,12 +257,13 @@ class Footer:
         return ColumnChunk(start, stop, whole, column.num_values, width, is_repeated)
 
 
-def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:
+def read_footer(file: RangeReader, limits: ParquetLimits, checked: set[int]) -> Footer:
     """Read the footer of an open file.
 
     Args:
         file: to read; stays open.
         limits: bound the footer's size.
+        checked: hashes of footers whose columns were compared; gets this one's.
 
     Raises:
         DataError: it is not a whole Parquet file; names the file.
@@ -279,7 +280,7 @@ def read_footer(file: RangeReader, limits: ParquetLimits) -> Footer:
         missing = whole - len(tail)
         tail = file.read_range(size - whole, missing) + tail
     tail = tail[-whole:].replace(_ARROW_SCHEMA, _UNUSED)
-    return Footer(file.path, size, tail, _parsed(file.path, tail))
+    return Footer(file.path, size, tail, _parsed(file.path, tail, checked))
 
 
 def _footer_bytes(path: str, size: int, ending: bytes, limits: ParquetLimits) -> int:
@@ -300,19 +301,21 @@ def _footer_bytes(path: str, size: int, ending: bytes, limits: ParquetLimits) ->
     return length
 
 
-def _parsed(path: str, tail: bytes) -> pq.FileMetaData:
+def _parsed(path: str, tail: bytes, checked: set[int]) -> pq.FileMetaData:
     try:
         metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail))
         groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         for n in range(len(metadata.schema)):
             _ = metadata.schema.column(n).path  # decoded when it is asked for
-        check_column_metadata(path, tail, metadata)
+        if hash(tail) not in checked:  # slower than all else, of footers with many columns
+            check_column_metadata(path, tail, metadata)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}: its footer is damaged: {one_line(error)}") from None
     if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
         raise DataError(
             f"{path}: its footer is damaged: {metadata.num_rows} rows in row groups of {groups[:9]}"
         )
+    checked.add(hash(tail))
     return metadata
 
 
@@ -326,6 +329,8 @@ _CACHE_BYTES = 16 * MIB
 class FooterCache:
     """LRU cache of footers, of 16 MiB: a file is opened once for each of its pieces.
 
+    It knows also of the others that they are whole: one that is read again is not compared again.
+
     Args:
         limits: bound the size of a footer.
     """
@@ -335,6 +340,7 @@ class FooterCache:
         self._lock = threading.Lock()
         self._held: collections.OrderedDict[str, Footer] = collections.OrderedDict()
         self._bytes = 0
+        self._checked: set[int] = set()
 
     def footer(self, file: RangeReader) -> Footer:
         """Return the footer of an open file, from the cache or by read_footer."""
@@ -342,7 +348,7 @@ class FooterCache:
             if footer := self._held.get(file.path):
                 self._held.move_to_end(file.path)
                 return footer
-        footer = read_footer(file, self._limits)
+        footer = read_footer(file, self._limits, self._checked)
         with self._lock:
             if file.path not in self._held:
                 self._held[file.path] = footer
@@ -368,7 +374,7 @@ def read_footers(
     """
 
     def read(file: SourceFile) -> Footer | DataError:
-        with contextlib.closing(open_listed(file)) as opened:
+        with open_listed(file) as opened:
             try:
                 return cache.footer(opened)
             except DataError as error:

@@ -287,7 +287,7 @@ class Fetched:
         self._file = file
         self._spans = joined_spans(chunks)
         self._is_dropped = threading.Event()
-        self._ahead: Future[list[tuple[int, bytes]]] | None = None
+        self._ahead: Future[list[tuple[int, bytearray]]] | None = None
         if not isinstance(file, LocalReader):
             self._ahead = Future()
             work = (file, self._spans, config, self._ahead, self._is_dropped)
@@ -352,25 +352,32 @@ def _fetch(
     file: RangeReader,
     spans: Sequence[tuple[int, int]],
     config: FileSystemConfig,
-    result: Future[list[tuple[int, bytes]]],
+    result: Future[list[tuple[int, bytearray]]],
     is_dropped: threading.Event,
 ) -> None:
     try:
         parts = []
         for start, stop in spans:
-            pieces: list[bytes] = []
-            coming: collections.deque[Callable[[], bytes]] = collections.deque()
+            data = bytearray(stop - start)  # joined pieces would be in memory twice
+            coming: collections.deque[tuple[int, Callable[[], bytes]]] = collections.deque()
             for at in range(start, stop, config.range_bytes):
-                coming.append(file.start_range(at, min(config.range_bytes, stop - at)))
+                length = min(config.range_bytes, stop - at)
+                coming.append((at - start, file.start_range(at, length)))
                 if len(coming) == config.ranges_in_flight:
-                    pieces.append(coming.popleft()())
+                    _place(data, *coming.popleft())
                 if is_dropped.is_set():
                     return
-            pieces += [each() for each in coming]
-            parts.append((start, b"".join(pieces)))
+            for each in coming:
+                _place(data, *each)
+            parts.append((start, data))
         result.set_result(parts)
     except BaseException as error:  # noqa: BLE001 - `parts` raises it
         result.set_exception(error)
+
+
+def _place(data: bytearray, at: int, take: Callable[[], bytes]) -> None:
+    piece = take()
+    data[at : at + len(piece)] = piece
 
 
 def joined_spans(chunks: Sequence[ColumnChunk]) -> list[tuple[int, int]]:

@@ -130,7 +130,7 @@ class ParquetSource:
     ) -> Iterator[Columns]:
         at, group = 0, fetched.group
         group_rows = (self._by_path[split.path].piece_rows or ())[group]
-        with contextlib.closing(opened):
+        with opened:
             try:
                 for batch in reader.batches(fetched, _batch_rows(fetched, group_rows)):
                     first, at = at, at + batch.num_rows
@@ -206,7 +206,7 @@ class ParquetSource:
             if num_rows
         )
         for file, group in groups:
-            with contextlib.closing(open_listed(file)) as opened:
+            with open_listed(file) as opened:
                 reader = self._reader(opened, [column.name for column in columns])
                 fetched = reader.fetch(group)
                 stored = sum(chunk.stop - chunk.start for chunk in fetched.chunks)

@@ -8,7 +8,6 @@ Threads: one reader.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
@@ -107,26 +106,33 @@ class LineSource:
         """
         return open_listed(self._by_path[path])
 
-    def stream(self, file: RangeReader, start: int = 0) -> BinaryIO:
+    def stream(self, file: RangeReader, start: int = 0, ahead_until: int | None = None) -> BinaryIO:
         """Return a file's bytes, decompressed, from the byte before `start` on.
 
         Args:
             file: the open file.
             start: byte of the file, 0 for compressed ones.
+            ahead_until: as of ReadAhead.
         """
-        ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0))
+        ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0), ahead_until=ahead_until)
         if start or not is_gzip(file.read_range(0, 2)):
             return cast(BinaryIO, ahead)
         return cast(BinaryIO, GzipBytes(ahead, file.path, self._limits))
 
-    def blocks(self, file: RangeReader, span: tuple[int, int | None] = (0, None)) -> LineReader:
+    def blocks(
+        self,
+        file: RangeReader,
+        span: tuple[int, int | None] = (0, None),
+        ahead_until: int | None = None,
+    ) -> LineReader:
         """Return a reader of the lines that begin in a range.
 
         Args:
             file: open file; the caller closes it.
             span: first byte of the range, and its end, excluded; None: the file's end.
+            ahead_until: as of ReadAhead; None: the range's end.
         """
-        stream = self.stream(file, span[0])
+        stream = self.stream(file, span[0], span[1] if ahead_until is None else ahead_until)
         if isinstance(stream, GzipBytes):
             span = (0, None)
         return LineReader(stream, file.path, span=span, limits=self._limits)
@@ -150,10 +156,10 @@ class LineSource:
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable."""
-        with contextlib.closing(self.opened(piece.path)) as file:
+        with self.opened(piece.path) as file:
             if _is_read_elsewhere(piece, file):
                 return 0
-            stream = self.stream(file, piece.start)
+            stream = self.stream(file, piece.start, piece.stop)
             stop = None if isinstance(stream, GzipBytes) else piece.stop
             try:
                 return self._lines.count(stream, (piece.start, stop))
@@ -220,12 +226,12 @@ class TextSource(LineSource):
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
-        with contextlib.closing(self.opened(split.path)) as file:
+        with self.opened(split.path) as file:
             yield from self.rows(split, file, _lines)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
-        with contextlib.closing(self.opened(wanted.piece.path)) as file:
+        with self.opened(wanted.piece.path) as file:
             yield from self.rows_of(wanted, file, _lines)
 
 

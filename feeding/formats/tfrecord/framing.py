@@ -42,13 +42,19 @@ class RecordLimits:
     """Most bytes per compressed byte of a gzip file, over the whole file. Ordinary data has below
     20; deflate allows 1032."""
     block_bytes: int = MIB // 2
-    """Bytes read and decoded at a time. A block that fits the CPU's cache is fastest."""
+    """Bytes read and decoded at a time, at least 12, the head of a record. A block that fits the
+    CPU's cache is fastest."""
 
     def __post_init__(self) -> None:
-        for name in ("max_record_bytes", "max_gzip_ratio", "block_bytes"):
+        least = {
+            "max_record_bytes": 1,
+            "max_gzip_ratio": 1,
+            "block_bytes": frame_kernels.FRAME_HEAD,
+        }
+        for name, at_least in least.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+                raise FeedSettingsError(f"{name} must be an int >= {at_least}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,11 @@ def record_blocks(
 
 @contextlib.contextmanager
 def opened_records(
-    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None = None
+    split: Split,
+    listed: SourceFile,
+    bad: BadData,
+    limits: RecordLimits | None = None,
+    ahead_until: int | None = None,
 ) -> Iterator[RecordReader]:
     """Open the records of a range.
 
@@ -58,18 +62,20 @@ def opened_records(
         listed: the whole file.
         bad: policy for damaged records.
         limits: bound records and compression.
+        ahead_until: as of ReadAhead; None: the range's end.
 
     Raises:
         DataError: a record is damaged and the policy is to fail.
         FileChanged: the file has another size or version now.
         OSError: the file cannot be read.
     """
-    with contextlib.closing(open_listed(listed)) as file:
+    with open_listed(listed) as file:
         if split.start and is_compressed(file.read_range(0, frame_kernels.FRAME_HEAD)):
             yield RecordReader(io.BytesIO(), split.path)
             return
+        until = split.stop if ahead_until is None else ahead_until
         yield RecordReader(
-            ReadAhead(file, DEFAULTS, begin=split.start),
+            ReadAhead(file, DEFAULTS, begin=split.start, ahead_until=until),
             split.path,
             span=(split.start, split.stop),
             limits=limits,

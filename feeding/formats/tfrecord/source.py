@@ -159,20 +159,23 @@ def sample_of(
     whole = Split(file.path, 0, file.size_bytes)
     sample: list[bytes] = []
     left = _SAMPLE_BYTES
-    for block in record_blocks(whole, file, bad, limits):
-        for record in itertools.islice(block.records(), num_records - len(sample)):
-            sample.append(record)
-            left -= len(record)
-            if left <= 0:
-                return sample
-        if len(sample) == num_records:
-            break
+    with opened_records(whole, file, bad, limits, ahead_until=0) as reader:
+        for block in reader.blocks():
+            for record in itertools.islice(block.records(), num_records - len(sample)):
+                sample.append(record)
+                left -= len(record)
+                if left <= 0:
+                    return sample
+            if len(sample) == num_records:
+                break
     return sample
 
 
 def _spec(name: str, feature: Feature) -> ColumnSpec:
+    if feature.dtype == "bytes" and feature.shape is None:
+        return ColumnSpec(name, "bytes", "texts")
     if feature.dtype == "bytes":
-        return ColumnSpec(name, "bytes", "bytes")
+        return ColumnSpec(name, "bytes", "bytes", shape=feature.shape or ())
     if feature.shape is None:
         return ColumnSpec(name, "ragged", "numpy", feature.dtype)
     if not feature.shape:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from feeding.columnar.batch import Ragged
-from feeding.columnar.ops import joined, reordered, row_of
+from feeding.columnar.ops import joined, reordered, row_of, rows_within
 
 RAGGED = Ragged(np.array([1, 2, 3]), np.array([0, 0, 2, 3]))
 
@@ -28,3 +28,11 @@ def test_ragged_columns_are_joined_and_reordered():
 def test_no_rows_of_a_column_are_dropped_where_only_some_parts_are_ragged():
     with pytest.raises(TypeError, match="1 of 2 parts of a column are ragged"):
         joined([(RAGGED,), (np.zeros((2, 2)),)])
+
+
+def test_texts_in_lists_take_their_lengths():
+    texts = np.array([b"x" * 100, b"", b"y" * 50, b"z" * 7], object)
+    ragged = Ragged(texts, np.array([0, 2, 2, 4]))  # rows of 100, 0 and 57 bytes
+    assert rows_within((ragged,), 100) == (2, 100)
+    assert rows_within((ragged,), 99) == (0, 0)
+    assert rows_within((ragged, np.zeros(3, np.int64)), 181) == (3, 181)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+import tempfile
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +164,34 @@ def test_a_write_that_was_given_up_may_read_on_but_not_begin_after_the_file_is_c
     assert whole == piece + b"".join(begun) == b"a" * (PIECE_BYTES + 1)
     with pytest.raises(ValueError, match="closed file"):
         next(late)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1 << 20])
+def test_a_full_directory_of_temporary_files_is_named(monkeypatch, num_bytes):
+    """By the file itself: a Spark task that writes holds it open outside of a `with` block."""
+    full = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115 - collected closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+    held = collected(lambda _: None)
+    file = held.__enter__()
+
+    def write() -> None:
+        file.write(b"x" * num_bytes)
+        file.flush()
+
+    with pytest.raises(OSError, match="set TMPDIR elsewhere") as raised:
+        write()
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename == tempfile.gettempdir()
+    with contextlib.suppress(OSError):  # the rest is flushed again
+        held.__exit__(None, None, None)
+    assert full.closed
+
+
+def test_a_full_place_elsewhere_is_not_taken_for_the_temporary_files():
+    full = OSError(errno.ENOSPC, "no space is left")
+    with pytest.raises(OSError, match="no space") as raised, collected(lambda _: None):
+        raise full
+    assert raised.value is full
 
 
 def test_hidden_names_fit_into_a_directory():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
@@ -13,15 +14,25 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.registry import _registry
 from fsspec.utils import infer_storage_options
 
-from feeding.errors import FileChanged, PathError, StorageUnavailable
+from feeding.columnar.ops import num_rows
+from feeding.errors import DataError, FileChanged, PathError, StorageUnavailable
 from feeding.filesystem.bounded_calls import MAX_THREADS
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
 from feeding.filesystem.location import parse
 from feeding.filesystem.readahead import ReadAhead
+from feeding.formats.csv.source import CsvSource
+from feeding.formats.text import source
+from feeding.formats.text.lines import LineLimits
 from feeding.formats.text.source import TextSource
+from feeding.formats.tfrecord import records
+from feeding.formats.tfrecord.example import Feature
+from feeding.formats.tfrecord.framing import RecordLimits, RecordWriter
+from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.discover import data_files, is_plain
 from feeding.reading.splits import Split, share
 from tests.support.waiting import WAIT_S, wait_until
@@ -150,22 +161,48 @@ def test_a_file_of_equal_size_that_replaces_an_open_one_is_refused(told, package
             reader.read_range(5, 5)
 
 
-def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_is_closed(told, monkeypatch):
+def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_was_read(told, monkeypatch):
     monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
     files = FsspecFileSystem(parse(told), FileSystemConfig())
+    text = f"{told} was replaced while it was read"
     reader = files.open(told)
     reader.read_range(0, 3)
     Told.stored["bucket/a"] = NEW
-    assert reader.read_range(3, 3) == NEW[3:6]
-    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
-        reader.close()
-    reader.close()  # once is enough
+    with pytest.raises(FileChanged, match=text), reader:
+        assert reader.read_range(3, 3) == NEW[3:6]
     ahead = ReadAhead(files.open(told), FileSystemConfig(), begin=2, end=5)
     assert ahead.read() == NEW[2:5]
     Told.stored["bucket/a"] = OLD
-    with pytest.raises(FileChanged, match=f"{told} was replaced while it was read"):
-        ahead.close()
+    with pytest.raises(FileChanged, match=text), ahead:
+        pass
     assert ahead.closed
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "left by an error"])
+def test_a_file_that_is_left_early_asks_its_store_for_nothing(told, monkeypatch, how):
+    """A store that is away would hold each open file up for `patience_s`, and hide what failed."""
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    monkeypatch.setattr(Told, "stored", {"bucket/a": b"line\n" * 4})
+    monkeypatch.setattr(source, "DEFAULTS", FileSystemConfig(range_bytes=5, ranges_in_flight=1))
+    rows = TextSource(told, limits=LineLimits(block_bytes=5)).read(Split(told, 0, 10))
+    reader = FsspecFileSystem(parse(told), FileSystemConfig()).open(told)
+    next(rows)
+    reader.read_range(0, 3)
+    asked: list[str] = []
+
+    def info(_: FsspecFileSystem, path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {}
+
+    monkeypatch.setattr(FsspecFileSystem, "_info", info)
+    if how == "closed":
+        reader.close()
+    elif how == "dropped":
+        rows.close()  # type: ignore[attr-defined]  # a generator
+    else:
+        with pytest.raises(KeyError), ReadAhead(reader, FileSystemConfig()):
+            raise KeyError
+    assert asked == []
 
 
 def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
@@ -176,6 +213,20 @@ def test_an_error_is_not_hidden_by_the_check_at_the_end(told, monkeypatch):
     Told.stored["bucket/a"] = NEW
     with pytest.raises(KeyError), reader:
         raise KeyError
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_damage_that_is_the_bytes_of_another_version_is_told_as_one(told, monkeypatch, is_away):
+    monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
+    reader = FsspecFileSystem(parse(told), FileSystemConfig()).open(told)
+    reader.read_range(0, 3)
+    Told.stored["bucket/a"] = NEW
+    if is_away:
+        Told.stored.clear()
+    damage = DataError("record 10: its CRC is wrong")
+    with pytest.raises(DataError if is_away else FileChanged) as raised, reader:
+        raise damage
+    assert raised.value is damage or raised.value.__context__ is damage
 
 
 def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeypatch):
@@ -202,7 +253,8 @@ def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeyp
         reader.read_range(0, 20)
     assert len(infos) == 2
     infos.clear()
-    files.open(told).close()
+    with files.open(told):
+        pass
     assert len(infos) == 1
 
 
@@ -223,6 +275,54 @@ def test_where_a_store_tells_sizes_alone_other_sizes_are_refused(told, monkeypat
         Told.stored["bucket/a"] = NEW[:7]
         with pytest.raises(FileChanged, match="2 bytes came at 5 instead of 5"):
             reader.read_range(5, 5)
+
+
+LINES = b"a,b\n" + b"1,23\n" * 2000
+"""100 ranges of 100 bytes, and a header."""
+RECORDS = 200
+
+
+@pytest.fixture
+def small_ranges(monkeypatch, told) -> None:
+    """Three files of 100 ranges, which are read three at a time."""
+    config = FileSystemConfig(range_bytes=100, ranges_in_flight=3)
+    for module in (source, records):
+        monkeypatch.setattr(module, "DEFAULTS", config)
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for number in range(RECORDS):
+        writer.write(encode_example({"n": number}))
+    stored = {"bucket/a": LINES, "bucket/r": file.getvalue()}
+    monkeypatch.setattr(Told, "stored", stored)
+
+
+def fetched_bytes() -> int:
+    """Return how many bytes were fetched since the last call."""
+    num_bytes = sum(stop - start for _, start, stop in Told.asked)
+    Told.asked.clear()
+    return num_bytes
+
+
+def test_a_range_of_a_file_is_fetched_with_little_of_what_lies_behind_it(small_ranges):
+    limits = LineLimits(block_bytes=50)
+    path = "told://bucket/a"
+    texts = TextSource(path, limits=limits)
+    numbers = CsvSource(path, limits=limits)
+    assert fetched_bytes() < 1000  # of names and types: two ranges, of 10,000 bytes
+    for lines in (texts, numbers):
+        for start, stop in ((1000, 2000), (4000, 5000)):
+            assert sum(num_rows(rows) for rows in lines.read(Split(path, start, stop))) == 200
+            assert fetched_bytes() <= 1000 + 200
+    path, size = "told://bucket/r", len(Told.stored["bucket/r"])
+    small = RecordLimits(block_bytes=50)
+    examples = TFRecordSource(path, {"n": Feature("int64")}, limits=small)
+    half = size // 2
+    found = [
+        sum(num_rows(rows) for rows in examples.read(Split(path, start, stop)))
+        for start, stop in ((0, half), (half, size))
+    ]
+    assert sum(found) == RECORDS
+    assert fetched_bytes() <= size + 300
 
 
 @pytest.fixture
@@ -421,3 +521,50 @@ def test_a_time_without_a_zone_is_the_same_on_hosts_of_other_zones(told, monkeyp
         monkeypatch.undo()
         time.tzset()
     assert versions == {f"changed {_DAY.timestamp()}"}
+
+
+class Renaming(Listing):
+    """Names the arguments of `mv` as SFTP does."""
+
+    protocol = "renaming"
+
+    def mv(self, old: str, new: str) -> None:
+        stored = type(self).stored
+        stored[self._strip_protocol(new)] = stored.pop(self._strip_protocol(old))
+
+
+def test_a_file_is_renamed_however_a_package_names_the_arguments(monkeypatch):
+    fsspec.register_implementation(Renaming.protocol, Renaming, clobber=True)
+    monkeypatch.setattr(Renaming, "stored", {"bucket/a": b"x", "bucket/b": b"y"})
+    FsspecFileSystem(parse("renaming://bucket"), FileSystemConfig()).rename(
+        "renaming://bucket/a", "renaming://bucket/b", overwrite=True
+    )
+    assert Renaming.stored == {"bucket/b": b"x"}
+
+
+class OneConnection(Listing):
+    """As fsspec's FTP and SFTP: notes whether two ranges were under way at once."""
+
+    meeting: ClassVar[threading.Barrier]
+
+    def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.meeting.wait(0.1)
+            return NEW[:2]  # another one came
+        return super().cat_file(path, start, end)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_shared", "names"),
+    [("ftp", False, "aaa"), ("sftp", True, "aaa"), ("sftp", True, "ab"), ("ssh", True, "ab")],
+)
+def test_ranges_on_one_connection_take_turns(monkeypatch, scheme, is_shared, names):
+    """Also those of two files, where fsspec gives out one object for both."""
+    kind = type("Kind", (OneConnection,), {"protocol": scheme, "cachable": is_shared})
+    monkeypatch.setitem(_registry, scheme, kind)
+    monkeypatch.setattr(OneConnection, "stored", {"bucket/a": OLD, "bucket/b": OLD})
+    monkeypatch.setattr(OneConnection, "meeting", threading.Barrier(2), raising=False)
+    urls = [f"{scheme}://bucket/{name}" for name in names]
+    files = {url: FsspecFileSystem(parse(url), FileSystemConfig()).open(url) for url in urls}
+    begun = [files[url].start_range(2 * number, 2) for number, url in enumerate(urls)]
+    assert b"".join(take() for take in begun) == OLD[: 2 * len(names)]

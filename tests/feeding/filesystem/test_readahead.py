@@ -70,6 +70,21 @@ def test_ranges_are_whole_multiples_but_for_the_first_and_last(watched):
     assert watched.begun == [(130, 70), (200, 100), (300, 100), (400, 20)]
 
 
+@pytest.mark.parametrize(
+    ("begin", "until", "alone"),
+    [(0, 0, [0]), (0, 300, [0, 100, 200, 300]), (130, 250, [130, 200, 300])],
+)
+def test_little_is_fetched_ahead_from_where_it_is_unlikely_to_be_read(watched, begin, until, alone):
+    with ReadAhead(watched, CONFIG, begin=begin, ahead_until=until) as file:
+        file.read(1)
+        assert [offset for offset, _ in watched.begun] == [at for at in alone if at <= until]
+        file.read(alone[-1] + 99 - begin)
+        assert [offset for offset, _ in watched.begun] == alone
+        file.read(1)  # it is read on
+        assert len(watched.begun) == len(alone) + 4
+        assert len(file.read()) == 1000 - alone[-1] - 101
+
+
 def test_closing_closes_the_file_and_reading_on_is_refused(watched):
     file = ReadAhead(watched, CONFIG)
     file.read(150)

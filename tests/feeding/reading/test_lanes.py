@@ -42,6 +42,10 @@ class Pieces:
     def files(self) -> list[SourceFile]:
         return [self._file]
 
+    @property
+    def num_skipped(self) -> int:
+        return 0
+
     def read(self, split: Split) -> Iterator[Columns]:
         self.open += 1
         self.most_open = max(self.most_open, self.open)

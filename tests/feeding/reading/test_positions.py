@@ -79,6 +79,10 @@ class Rows:
             for name, pieces in enumerate(self._sizes)
         ]
 
+    @property
+    def num_skipped(self) -> int:
+        return 0
+
     def read(self, split: Split) -> Iterator[Columns]:
         name = os.path.basename(split.path)
         first = self._first[name]

@@ -259,6 +259,19 @@ def test_a_damaged_file_fails_or_is_counted(directory, tmp_path):
     assert told == 1
 
 
+@pytest.mark.fault("F44")
+def test_the_first_skipped_records_are_named_and_then_their_number(caplog):
+    bad = BadData("skip", max_skipped=5000)
+    for byte in range(1234):
+        bad.skip("a", byte, DataError(f"byte {byte}"))
+    *named, ten, hundred, thousand = caplog.messages
+    assert named == [f"skipped: byte {byte}" for byte in range(10)]
+    assert [text.split(";")[0] for text in (ten, hundred, thousand)] == [
+        f"skipped {number} damaged records or files so far, of at most 5000"
+        for number in (10, 100, 1000)
+    ]
+
+
 def test_nothing_to_read_and_impossible_settings_are_refused(directory, tmp_path):
     for path in (tmp_path, tmp_path / "missing", directory / "x*"):
         with pytest.raises(FileNotFoundError):

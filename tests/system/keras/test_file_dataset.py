@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from feeding.formats.tfrecord.example import Feature
@@ -264,6 +266,23 @@ def test_each_iteration_over_a_tf_dataset_is_an_epoch(tmp_path):
     pairs = list(tf.data.Dataset.zip((data, data)))
     assert all(bool(tf.reduce_all(one["n"] == two["n"])) for one, two in pairs)
     assert len(pairs) == 7
+
+
+def test_lists_of_bytes_and_of_texts_are_tensors_of_tf_data(tmp_path):
+    lists = [[b"a"], [b"b", b"c"], [], []]
+    with open(tmp_path / "rows", "wb") as file:
+        records = RecordWriter(file)
+        for some in lists:
+            records.write(encode_example({"two": [b"p", b"q"], "some": some}))
+    features = {"two": Feature("bytes", (2,)), "some": Feature("bytes", None)}
+    reading = Reading(Place(0, 1))  # type: ignore[arg-type]  # it asks for nothing else
+    batches = list(reading.tfrecord(str(tmp_path / "rows"), features).tf_dataset(2))
+    assert [batch["two"].numpy().tolist() for batch in batches] == [[[b"p", b"q"]] * 2] * 2
+    assert [some for batch in batches for some in batch["some"].to_list()] == lists
+    texts = pa.table({"t": [[item.decode() for item in some] for some in lists]})
+    pq.write_table(texts, tmp_path / "texts.parquet")
+    batches = list(reading.parquet(str(tmp_path / "texts.parquet")).tf_dataset(2))
+    assert [some for batch in batches for some in batch["t"].to_list()] == lists
 
 
 @pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])

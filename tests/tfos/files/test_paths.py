@@ -6,10 +6,13 @@ import pytest
 
 from feeding.errors import PathError
 from feeding.filesystem.location import parse
+from tfos.config import Checkpoints
 from tfos.errors import SettingsError
+from tfos.files.inputs import InputFiles
 from tfos.files.paths import (
     OutputPlace,
     absolute_path,
+    input_path,
     one_host_note,
     output_directory,
     refuse_container,
@@ -29,6 +32,7 @@ DISK = OutputPlace("file:///", "/work/dir")
         ("abfss://c@a.net/x", "file:///", "abfss://c@a.net/x"),
         ("viewfs://c/x", HDFS, "viewfs://c/x"),
         ("file:///x", HDFS, "file:///x"),
+        ("file:/x", HDFS, "file:///x"),
         ("/data/x", HDFS, "hdfs://nn:8020/data/x"),
         ("/data/x", HDFS + "/", "hdfs://nn:8020/data/x"),
         ("/data/x", "file://", "file:///data/x"),
@@ -90,6 +94,7 @@ def test_a_relative_path_on_hdfs_is_in_the_home_of_the_user_whom_hdfs_sees(monke
         ("/runs/7", DISK, "/runs/7"),
         ("runs/7", DISK, "/work/dir/runs/7"),
         ("file:///mnt/7", DISK, "file:///mnt/7"),
+        ("file:/mnt/7", OutputPlace(HDFS, "/", driver_in_container=True), "file:///mnt/7"),
         ("/runs/7", OutputPlace(HDFS, "/work/dir"), "hdfs://nn:8020/runs/7"),
         ("/runs/7", OutputPlace(HDFS, "/", driver_in_container=True), "hdfs://nn:8020/runs/7"),
         ("hdfs:///runs/7", OutputPlace(HDFS, "/", driver_in_container=True), "hdfs:///runs/7"),
@@ -98,6 +103,29 @@ def test_a_relative_path_on_hdfs_is_in_the_home_of_the_user_whom_hdfs_sees(monke
 )
 def test_an_output_has_one_meaning_in_every_process(path, place, expected):
     assert output_directory(path, "checkpoints", place) == expected
+
+
+def test_a_scheme_with_one_slash_is_no_relative_name():
+    with pytest.raises(SettingsError, match="'hdfs:/x' names no host; use hdfs://host"):
+        absolute_path("hdfs:/x", default_fs="file:///", working_dir="/w")
+    with pytest.raises(SettingsError, match="'s3:/b/x' names no host; use s3://host"):
+        output_directory("s3:/b/x", "checkpoints", DISK)
+    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+        input_path("hdfs:/x", DISK)
+    assert input_path("file:/x", OutputPlace(HDFS, "/")) == "file:///x"
+    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+        Checkpoints(directory="hdfs:/x")
+    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+        InputFiles(name="x", path="hdfs:/x")
+    Checkpoints(directory="file:/x")
+
+
+def test_a_path_with_a_password_is_refused_whether_it_is_read_or_written():
+    text = r"^input 'x': a URL with a user or a password is refused \(host 'h'\)"
+    with pytest.raises(SettingsError, match=text):
+        InputFiles(name="x", path="s3://u:p@h/x")
+    with pytest.raises(SettingsError, match=r"^checkpoints: a URL with a user"):
+        output_directory("s3://u:p@h/x", "checkpoints", DISK)
 
 
 @pytest.mark.parametrize("path", ["/runs/7", "runs/7"])

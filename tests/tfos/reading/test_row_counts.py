@@ -150,3 +150,15 @@ def test_workers_read_copies_that_each_has_in_a_directory_of_its_own(lines, tmp_
         )
         assert all(isinstance(error, SettingsError) for error in mixed)
         assert f"the first that differs is here {copies}/part-2 of 8 bytes" in str(mixed[1])
+
+
+def test_rows_tell_how_many_bad_ones_were_skipped(tmp_path):
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        (tmp_path / f"day={day}" / "a.csv").write_text("n\n1\nx\n2\n")
+    rows = Reading(Worker(0, 1)).csv(tmp_path, {"n": "int64"}, on_bad_data="skip")
+    counted_rows = rows.equal_steps().shuffled(1, 2)
+    for _ in range(2):
+        batches = [batch["n"].tolist() for batch in counted_rows.batches(5)]  # type: ignore[union-attr]
+        assert sum(map(len, batches)) == 4
+        assert (rows.num_skipped, counted_rows.num_skipped) == (2, 2)

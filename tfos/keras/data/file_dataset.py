@@ -133,6 +133,6 @@ def _spec(spec: ColumnSpec) -> Any:
     import tensorflow as tf
 
     dtype = tf.string if spec.kind in ("bytes", "str") else tf.as_dtype(spec.dtype)
-    if spec.kind == "ragged":
+    if spec.kind == "ragged" or spec.value == "texts":
         return tf.RaggedTensorSpec((None, None), dtype, ragged_rank=1, row_splits_dtype=tf.int64)
     return tf.TensorSpec((None, *spec.shape), dtype)

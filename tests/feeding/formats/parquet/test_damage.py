@@ -24,6 +24,7 @@ from feeding.columnar.batch import Batch
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError, FileChanged, MissingPackage
 from feeding.filesystem import ordered_reads
+from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet import footer
 from feeding.formats.parquet.footer import ColumnChunk, ParquetLimits
 from feeding.formats.parquet.page_headers import check_pages
@@ -320,6 +321,34 @@ def test_few_footers_are_read_ahead_of_a_slow_consumer(tmp_path, monkeypatch):
         found.append(file)
         assert len(submitted) <= len(found) + 32
     assert found == files
+
+
+def test_columns_of_a_footer_are_compared_once_however_often_it_is_read(tmp_path, monkeypatch):
+    """To compare 10,000 columns takes half a second, and each piece of a file reads its footer."""
+    compared: list[str] = []
+
+    def noted(path: str, data: bytes, metadata: pq.FileMetaData) -> None:
+        compared.append(Path(path).name)
+        if b"damaged" in data:
+            raise DataError("its columns do not fit")
+
+    monkeypatch.setattr(footer, "check_column_metadata", noted)
+    monkeypatch.setattr(footer, "_CACHE_BYTES", 0)  # the last one alone stays
+    stored(tmp_path / "a", pa.table({"fitting": [1]}))
+    stored(tmp_path / "b", pa.table({"other": [1]}))
+    cache = footer.FooterCache(ParquetLimits())
+
+    def read(name: str) -> footer.Footer:
+        with LocalReader(tmp_path / name) as file:
+            return cache.footer(file)
+
+    for name in ("a", "b", "a", "b", "a"):
+        read(name)
+    assert compared == ["a", "b"]
+    stored(tmp_path / "b", pa.table({"damaged": [1]}))
+    for _ in range(2):
+        with pytest.raises(DataError, match="its columns do not fit"):
+            read("b")
 
 
 class Canary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types

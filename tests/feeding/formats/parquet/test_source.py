@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,10 @@ from hypothesis import strategies as st
 
 from feeding.columnar.batch import Batch, EpochEnd, Ragged
 from feeding.errors import DataError, FeedSettingsError
+from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.local import LocalReader
 from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.row_groups import _fetch
 from feeding.formats.parquet.source import ParquetSource
 from feeding.reading.bad_records import BadData
 from feeding.reading.reader import DirectReader
@@ -661,3 +667,27 @@ def test_files_differ_in_whether_items_of_lists_may_be_null(tmp_path, strict_fir
     write(tmp_path / "b", pa.table({"n": [1], "v": [[0.5, 1.5]]}))
     with pytest.raises(DataError, match=r"'v': expected list<.*int64.*found list<.*double"):
         read(tmp_path, columns=["v"], filters=filters)
+
+
+def test_a_remote_row_group_is_in_memory_once():
+    """Two row groups are held as they are stored: joining the ranges of one would make three."""
+    piece, num_bytes = bytes(range(256)) * 4096, 16 << 20
+
+    class Remote:
+        def start_range(self, offset: int, length: int) -> Callable[[], bytes]:
+            at = offset % len(piece)
+            return lambda: bytes(memoryview(piece)[at : at + length])
+
+    config = FileSystemConfig(range_bytes=len(piece), ranges_in_flight=2)
+    result: Future[list[tuple[int, bytearray]]] = Future()
+    tracemalloc.start()
+    try:
+        _fetch(Remote(), [(0, num_bytes), (5, 300)], config, result, threading.Event())  # type: ignore[arg-type]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (first, whole), (second, part) = result.result()
+    assert (first, second) == (0, 5)
+    assert whole == piece * (num_bytes // len(piece))
+    assert part == piece[5:300]
+    assert peak_bytes < 1.5 * num_bytes

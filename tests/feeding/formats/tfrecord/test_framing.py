@@ -84,7 +84,7 @@ def test_blocks_say_where_their_records_are():
 @given(
     st.lists(st.binary(max_size=90), max_size=20),
     st.lists(st.integers(0, 2000), max_size=4),
-    st.sampled_from([64, 4096]),
+    st.sampled_from([12, 64, 4096]),
 )
 def test_ranges_that_adjoin_give_every_record_once(records, cuts, block_bytes):
     data = written(records)
@@ -243,6 +243,7 @@ def test_random_bytes_end_typed():
     "make",
     [
         lambda: RecordLimits(block_bytes=0),
+        lambda: RecordLimits(block_bytes=11),  # no record's head fits
         lambda: RecordLimits(max_record_bytes=True),
         lambda: BadData("ignore"),  # type: ignore[arg-type]
         lambda: BadData("skip", max_skipped=-1),
