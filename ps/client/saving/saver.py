@@ -34,7 +34,6 @@ from ps.client.channel import server_wait_s
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
-from ps.protocol.messages import MAX_WAIT_S
 from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)
@@ -167,8 +166,7 @@ class Saver:
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 left_s = _left_s(deadline_s)
-                wait_s = min(server_wait_s(left_s), MAX_WAIT_S)
-                request = messages.Save(str(directory), save_id, wait_s)
+                request = messages.Save(str(directory), save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)

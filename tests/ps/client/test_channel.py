@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
@@ -25,7 +26,7 @@ from ps.errors import (
     ServerPhaseError,
 )
 from ps.manifest.manifest import Hyper
-from ps.protocol.messages import Ack
+from ps.protocol.messages import MAX_WAIT_S, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Connection, PendingCall, connect
 from rpc.endpoint import Endpoint
@@ -103,6 +104,18 @@ def test_a_typed_answer_has_time_to_come(left_s: float):
     """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
     answer_s = left_s - channel.server_wait_s(left_s)
     assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
+
+
+@pytest.mark.parametrize("timeout_s", [2 * MAX_WAIT_S, math.inf])
+def test_a_call_may_wait_for_longer_than_a_server_lets_it_at_once(timeout_s: float):
+    with cluster() as bed:
+        manifest = trained(bed).manifest
+        assert bed.client().attach(timeout_s=timeout_s) == manifest
+
+
+def test_a_call_takes_no_nan_for_a_time():
+    with cluster() as bed, pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+        bed.client().attach(timeout_s=math.nan)
 
 
 def test_refusals_are_counted_as_answers():
