@@ -276,10 +276,16 @@ def _snapshot(
     """
     margin = 0
     wait_s = SETTLE_WAIT_S
+    made: list[messages.SnapshotMade] = []
     while True:
-        left_s = _left_s(deadline_s)
-        order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
-        made = servers.ask(order, messages.SnapshotMade, timeout_s=left_s)
+        try:
+            left_s = _left_s(deadline_s)
+            order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
+            made = servers.ask(order, messages.SnapshotMade, timeout_s=left_s)
+        except RequestTimeout as error:
+            if not made:
+                raise
+            raise _never_agreed(made, error) from error
         newest = max(answer.clock for answer in made)
         is_one = all(answer.is_made and answer.clock == newest for answer in made)
         if is_one or not is_agreed:
@@ -288,6 +294,22 @@ def _snapshot(
         margin = 2 * margin + 1 if is_missed else 0
         order = msgspec.structs.replace(order, clock=newest + margin)
         wait_s = CLOCK_WAIT_S
+
+
+def _never_agreed(made: Sequence[messages.SnapshotMade], error: RequestTimeout) -> RequestTimeout:
+    """Return the error of a save whose servers have answered, but never of one clock.
+
+    Args:
+        made: their last answers, in the order of their ranks.
+        error: what ended the save.
+    """
+    clocks = ", ".join(f"ps:{rank} at {each.clock}" for rank, each in enumerate(made))
+    return RequestTimeout(
+        f"{error.message}. The servers came to no clock that all of them can be saved at; last "
+        f"they were {clocks}. If workers train, one of them is held up between two servers; if "
+        "they are gone, save with SaveOptions(nobody_trains=True)",
+        error.details,
+    )
 
 
 def _manifest_of(
