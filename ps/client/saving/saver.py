@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -216,8 +217,10 @@ class Saver:
     @contextmanager
     def _turn(self, timeout_s: float) -> Iterator[float]:
         """Wait until no other thread saves; yields this save's deadline (monotonic)."""
+        if math.isnan(timeout_s):
+            raise PSSettingsError("timeout_s must be a number of seconds, got nan")
         deadline_s = time.monotonic() + timeout_s
-        if not self._saving.acquire(timeout=timeout_s):
+        if not self._saving.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise RequestTimeout(
                 f"another thread's save by this client was under way for {timeout_s:g} s; save "
                 "less often, or raise timeout_s"

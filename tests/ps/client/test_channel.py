@@ -8,11 +8,13 @@ import random
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import latest
 from ps.client import channel
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
@@ -107,15 +109,21 @@ def test_a_typed_answer_has_time_to_come(left_s: float):
 
 
 @pytest.mark.parametrize("timeout_s", [2 * MAX_WAIT_S, math.inf])
-def test_a_call_may_wait_for_longer_than_a_server_lets_it_at_once(timeout_s: float):
+def test_a_call_may_wait_for_longer_than_a_server_lets_it_at_once(tmp_path: Path, timeout_s: float):
     with cluster() as bed:
-        manifest = trained(bed).manifest
-        assert bed.client().attach(timeout_s=timeout_s) == manifest
+        client = trained(bed)
+        assert bed.client().attach(timeout_s=timeout_s) == client.manifest
+        client.save(tmp_path, 1, timeout_s=timeout_s)
+    assert latest(tmp_path) == 1
 
 
-def test_a_call_takes_no_nan_for_a_time():
-    with cluster() as bed, pytest.raises(PSSettingsError, match="number of seconds, got nan"):
-        bed.client().attach(timeout_s=math.nan)
+def test_a_call_takes_no_nan_for_a_time(tmp_path: Path):
+    with cluster() as bed:
+        client = trained(bed)
+        with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+            client.attach(timeout_s=math.nan)
+        with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+            client.save(tmp_path, 1, timeout_s=math.nan)
 
 
 def test_refusals_are_counted_as_answers():
