@@ -216,6 +216,7 @@ class SessionLog:
         "generation",
         "may_jump",
         "num_expected",
+        "overflow",
         "refusal",
         "restores",
         "sequence",
@@ -228,6 +229,8 @@ class SessionLog:
         self.completed = 0
         # What its push under way brings: sequence, metadata.
         self.attached: tuple[int, AttachedMetadata] | None = None
+        # What its push under way could not update, of whichever copy: sequence, the first error.
+        self.overflow: tuple[int, PSError] | None = None
         # Requests of it that have changed parameters, and those that were counted as lost.
         self.updates = 0
         # Per unit the sequence last applied there; None: nothing was since the last completed one.
@@ -274,6 +277,12 @@ class Ticket(msgspec.Struct, eq=False):
             return None
         return session.refusal.again()
 
+    @property
+    def overflow(self) -> PSError | None:
+        """The first overflow of its updates, also of those that an earlier copy has made."""
+        noted = self.session.overflow
+        return noted[1].again() if noted is not None and noted[0] == self.id.sequence else None
+
     def check(self) -> None:
         """Raise StaleGeneration if its worker was fenced since `begin`."""
         if self.session.ended is not None:
@@ -307,8 +316,15 @@ class Ticket(msgspec.Struct, eq=False):
         """
         self.session.attached = self.id.sequence, metadata
 
-    def mark(self, bucket: int) -> None:
-        """Note that the request has changed the bucket."""
+    def mark(self, bucket: int, overflow: PSError | None = None) -> None:
+        """Note that the request has changed the bucket.
+
+        Args:
+            bucket: its number in the record.
+            overflow: why some elements of it keep their numbers; None: none does.
+        """
+        if overflow is not None and self.overflow is None:
+            self.session.overflow = self.id.sequence, overflow
         applied = self.session.applied
         if applied is not None:  # else the session has gone on, and that is done
             applied[bucket] = self.id.sequence

@@ -27,7 +27,8 @@ class ProcessId(msgspec.Struct, frozen=True):
     """Boot id and pid namespace in which `pid` is valid."""
     pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_PID)]
     started: str
-    """Start of the process in clock ticks since boot; differs for a later process of this pid."""
+    """Start of the process in clock ticks since boot; differs for a later process of this pid.
+    Empty: it could not be read."""
 
     @classmethod
     def of_this(cls, **fields: Any) -> Self:
@@ -46,7 +47,7 @@ class ProcessId(msgspec.Struct, frozen=True):
         except PermissionError:
             pass  # another user's process
         state, started = _state_and_start(self.pid)
-        if not started:
+        if not started or not self.started:
             return None  # no free descriptor, or /proc hides other users' processes
         return state in ("Z", "X") or started != self.started
 

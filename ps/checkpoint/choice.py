@@ -44,7 +44,8 @@ class RestoreOptions:
     reset_optimizer: bool = False
     """Restore the values only: slots and steps are reset, and the rules may differ."""
     strict: bool = False
-    """Fail if the newest step is damaged, instead of taking the newest one that is whole."""
+    """Fail if the newest step is damaged, instead of taking the newest one that is whole. A step
+    that a later run has skipped is not the newest, whatever its number."""
     job: str | None = None
     """Only checkpoints of this job; None: of any job."""
 
@@ -63,7 +64,7 @@ def steps_on_disk(storage: Storage) -> list[int]:
 
 
 def complete_chains(
-    storage: Storage, *, is_told: bool = True, seen: SeenSteps | None = None
+    storage: Storage, *, is_told: bool = True, strict: bool = False, seen: SeenSteps | None = None
 ) -> Iterator[list[Checkpoint]]:
     """Yield the chain of each complete step, newest first; log why others are incomplete.
 
@@ -72,6 +73,7 @@ def complete_chains(
     Args:
         storage: the checkpoint root.
         is_told: False: log nothing; another look that does will follow.
+        strict: raise why the next one is incomplete, instead of going on to an older one.
         seen: what this look has read so far; gets what is read here.
 
     Raises:
@@ -81,8 +83,8 @@ def complete_chains(
     seen = seen or SeenSteps(storage)
     passed_over = passed_over_by(seen.readable(steps))
     for step in sorted(steps, key=lambda step: (step in passed_over, -step)):
-        tell = functools.partial(_log_skipped, storage, step) if is_told else None
-        chain = if_sound(functools.partial(load_chain, storage, step, seen), tell)
+        on_damage = _on_damage(storage, step, is_told=is_told, strict=strict)
+        chain = if_sound(functools.partial(load_chain, storage, step, seen), on_damage)
         if chain is not None:
             yield chain
 
@@ -200,6 +202,19 @@ def _none_complete(storage: Storage) -> CheckpointError:
     """Return the error for a root without a usable checkpoint."""
     seen = ", ".join(map(str, steps_on_disk(storage))) or "none"
     return CheckpointError(f"no complete checkpoint in {storage.where()}; steps on disk: {seen}")
+
+
+def _on_damage(
+    storage: Storage, step: int, *, is_told: bool, strict: bool
+) -> Callable[[CheckpointError], None] | None:
+    """Return what becomes of the error of a step that is not sound; see `complete_chains`."""
+    if strict:
+        return _raise
+    return functools.partial(_log_skipped, storage, step) if is_told else None
+
+
+def _raise(error: CheckpointError) -> None:
+    raise error
 
 
 def _log_skipped(storage: Storage, step: int, error: CheckpointError) -> None:
@@ -342,7 +357,7 @@ def read_newest(
     Args:
         root: the checkpoint directory.
         read: gets a chain, newest first; raises CheckpointError where it is damaged.
-        strict: raise the error of the newest step instead of reading an older one.
+        strict: raise the error of the newest chain instead of reading an older one.
         job: accept only this job's checkpoints; None: any.
         is_told: False: log nothing; another look that does will follow.
 
@@ -354,9 +369,9 @@ def read_newest(
     first = steps = steps_on_disk(storage)
     failure: CheckpointError | None = None
     for looks_left in reversed(range(MAX_LOOKS)):
-        look = _Look(storage, steps, is_last=not looks_left, is_told=is_told)
+        look = _Look(storage, steps, is_last=not looks_left, is_told=is_told, strict=strict)
         try:
-            found = look.strictly(read) if strict and steps else look.through(read, job)
+            found = look.through(read, job)
         except CheckpointError as error:
             if not look.is_overtaken():
                 raise
@@ -381,25 +396,24 @@ class _Look:
     """On disk when it began, newest first."""
     is_last: bool
     is_told: bool
+    strict: bool
 
     def is_overtaken(self) -> bool:
         """Whether a newer step is there by now, whose save may have removed others."""
         return steps_on_disk(self.storage)[:1] != list(self.steps[:1])
 
-    def strictly(self, read: Callable[[list[Checkpoint]], Found]) -> Found:
-        """Read the newest step or fail."""
-        return read(load_chain(self.storage, self.steps[0]))
-
     def through(self, read: Callable[[list[Checkpoint]], Found], job: str | None) -> Found | None:
         """Read the newest chain that can be read; None: one would be taken for a newer one."""
-        for chain in complete_chains(self.storage, is_told=self.is_told):
+        for chain in complete_chains(self.storage, is_told=self.is_told, strict=self.strict):
             newest = chain[0]
             if job not in (None, newest.job):
                 continue
             if not self._may_take(newest):
                 return None
-            tell = functools.partial(_log_skipped, self.storage, newest.step)
-            found = if_sound(functools.partial(read, chain), tell if self.is_told else None)
+            on_damage = _on_damage(
+                self.storage, newest.step, is_told=self.is_told, strict=self.strict
+            )
+            found = if_sound(functools.partial(read, chain), on_damage)
             if found is None:
                 continue
             if not self._may_take(newest):

@@ -76,8 +76,8 @@ def _joined(chain: ChainFiles, at: int, spec: TableSpec) -> tuple[Array, Array]:
     rows: list[Array] = [np.empty((0, row_width(spec)), spec.dtype)]
     places: list[Array] = [np.empty(0, np.int64)]  # of an id's row in `rows`; -1: it is gone
     num_rows = 0
-    for saved, piece in read_rows(chain):
-        if saved.record.table != at or not isinstance(piece, RowBatch | Dropped):
+    for _, piece in read_rows(chain, table=at):
+        if not isinstance(piece, RowBatch | Dropped):
             continue
         ids.append(piece.ids)
         if isinstance(piece, RowBatch):

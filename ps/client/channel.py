@@ -17,7 +17,7 @@ import msgspec
 from ps.client.channel_stats import LinkCounters, LinkStats
 from ps.errors import PSError, PSSettingsError, client_closed
 from ps.protocol import messages
-from ps.protocol.messages import MAX_OPEN_BYTES, Ack
+from ps.protocol.messages import MAX_OPEN_BYTES, MAX_WAIT_S, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint
@@ -48,9 +48,12 @@ from. Processes that were forked draw different numbers."""
 
 
 def server_wait_s(left_s: float) -> float:
-    """Return how long a server may let us wait; a busy machine needs time for the answer, too."""
+    """Return how long a server may let us wait; a busy machine needs time for the answer, too.
+
+    At most MAX_WAIT_S, whatever is left: a server refuses more.
+    """
     answer_s = min(LONGEST_ANSWER_S, max(SHORTEST_ANSWER_S, ANSWER_SHARE * left_s))
-    return left_s - min(answer_s, left_s / 2)
+    return min(MAX_WAIT_S, left_s - min(answer_s, left_s / 2))
 
 
 class OutgoingCall(msgspec.Struct):

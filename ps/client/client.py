@@ -680,6 +680,7 @@ class PSClient:
                     "it seeded them, and its next attempt has not come to all of them yet"
                 )
             time.sleep(SEED_LOOK_S)
+            left_s = max(left_s, SEED_LOOK_S)  # else a late answer hides what is waited for
 
     def _ask(self, request: messages.Request, answer: type[Answer]) -> list[Answer]:
         with self._lock:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import threading
 import weakref
@@ -101,7 +102,12 @@ class CallTimes:
         Args:
             timeout_s: seconds for all its answers.
             restore_s: for how long a server that restores is asked again.
+
+        Raises:
+            PSSettingsError: `timeout_s` is NaN.
         """
+        if timeout_s is not None and math.isnan(timeout_s):
+            raise PSSettingsError("timeout_s must be a number of seconds, got nan")
         return ExchangeTimes(
             self.timeout_s if timeout_s is None else timeout_s,
             self.reconnect_s,

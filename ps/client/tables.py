@@ -286,7 +286,8 @@ class TableClient:
             rows: [n, dim] of the table's dtype.
 
         Returns:
-            Number of new rows.
+            Number of new rows; at least so many are, as rows whose answer was lost with its
+            connection count as there before.
 
         Raises:
             IdError: as `route`, or an id occurs twice; nothing was sent.

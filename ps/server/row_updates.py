@@ -56,8 +56,6 @@ class PushedRows:
     """hybrid: the batch that it begins."""
     gradients: list[Array] = field(default_factory=list)
     """Of each part, [ids, dim], where they wait for a clock."""
-    overflow: NonFiniteUpdate | None = None
-    """The first one; all segments are updated before the push is refused."""
 
     @property
     def units(self) -> list[int]:
@@ -91,8 +89,8 @@ class RowUpdates:
 
         Args:
             call: the request, whose ids were read.
-            rows: of the push; takes the overflow.
-            ticket: of the push.
+            rows: of the push.
+            ticket: of the push; notes the overflow.
             hyper: of the push.
 
         Returns:
@@ -108,8 +106,7 @@ class RowUpdates:
                 grads = np.empty((own.stop - own.start, part.table.spec.dim), part.table.dtype)
                 read_array(call, grads)
                 started_s = time.perf_counter()
-                overflow = self._update(part, at, grads, hyper, ticket)
-                rows.overflow = rows.overflow or overflow
+                self._update(part, at, grads, hyper, ticket)
                 apply_s += time.perf_counter() - started_s
             part.table.staleness.updated()
         return apply_s
@@ -213,7 +210,7 @@ class RowUpdates:
                 self._guard.before(first + at)
                 overflow = table.push(at, ids, grads, hyper)
                 if ticket is not None:
-                    ticket.mark(first + at)
+                    ticket.mark(first + at, overflow)
                 return overflow
         except NoRoom as error:  # rows of other segments have to go
             room = table.room_elsewhere(error, part.ids)
@@ -224,7 +221,7 @@ class RowUpdates:
                 self._guard.before(first + unit)
             overflow = table.push(at, ids, grads, hyper, room)
             if ticket is not None:
-                ticket.mark(first + at)
+                ticket.mark(first + at, overflow)
             return overflow
 
 

@@ -474,7 +474,6 @@ class ServingShard:
         ticket.expect(len(dense.buckets) + (0 if rows is None else len(rows.units)))
         scratch, unpacked = intake.scratch()
         sent, unsent_bytes, apply_s = 0, 0, 0.0
-        overflow: NonFiniteUpdate | None = None
         try:
             for run in intake.runs:
                 call.read_into(scratch.data[: run.nbytes])
@@ -489,9 +488,7 @@ class ServingShard:
                         if ticket.needs(part.at):
                             if guard.snapshot is not None:
                                 guard.before(part.at)
-                            left_out = dense.update(part.bucket, gradient, hyper)
-                            overflow = overflow or left_out
-                            ticket.mark(part.at)
+                            ticket.mark(part.at, dense.update(part.bucket, gradient, hyper))
                 apply_s += time.perf_counter() - started_s
                 unsent_bytes += run.buckets.nbytes
                 if answers_early and unsent_bytes >= SEND_BYTES:
@@ -499,8 +496,7 @@ class ServingShard:
                     sent, unsent_bytes = run.buckets.stop, 0
             if rows is not None:
                 apply_s += self.tables.updates.apply(call, rows, ticket, hyper)
-                overflow, rows.overflow = overflow or rows.overflow, None
-            if overflow is not None:
+            if (overflow := ticket.overflow) is not None:
                 raise overflow
         except REFUSALS as error:
             self._refuse(call, push, error, deadline_s)

@@ -162,11 +162,10 @@ class TableServing:
             PSError: there is no permit for the next batch, or its worker has left.
         """
         self.end_batch(rows)
-        overflow = push.tables.overflow if isinstance(push.tables, PushedRows) else None
-        if overflow is not None:
+        if (overflow := push.ticket.overflow) is not None:
             overflow.details[messages.WORKER_CLOCK] = str(ack.worker_clock)
             push.ticket.refuse(overflow)
-            raise overflow.again()
+            raise overflow
         if rows.lookup is not None:
             self._gate.rows.look_up_next(push.ticket, rows.lookup)
         self._reply_rows(call, messages.encode(ack), first, rows.wanted)
@@ -247,8 +246,8 @@ class TableServing:
             apply_s = 0.0
             try:
                 apply_s = self.updates.apply(call, rows, ticket, request.hyper)
-                if rows.overflow is not None:
-                    raise rows.overflow
+                if (overflow := ticket.overflow) is not None:
+                    raise overflow
             except PushError as error:
                 self._refuse(call, ticket, rows, error)
             finally:

@@ -128,7 +128,7 @@ class Exchange:
                     return True
             # Receive also while sending: the server may reply before it has read the request.
             received = self.receiving and self._receive()
-            self.is_inside_frame = self._frame_left > 0 or reader.end > reader.start
+            self.is_inside_frame = self._frame_left > 0 or reader.mid_frame
             if not (sent or received) or not (self.sending or self.receiving):
                 return True
         return False

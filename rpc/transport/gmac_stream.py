@@ -77,6 +77,11 @@ class SealedStream(RecordStream):
         self._want = _HEAD.size
         self._verified = self._buffer[:0]
 
+    @property
+    def is_mid_record(self) -> bool:
+        """See RecordStream."""
+        return self._have > 0
+
     def recv_into(self, view: memoryview) -> int | None:
         """See Stream.
 

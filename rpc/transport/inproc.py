@@ -85,9 +85,10 @@ class InprocAcceptor:
             return True
 
     def close(self) -> None:
-        """Free the name; streams that were not accepted are closed."""
+        """Free the name; streams that were not accepted are closed. Idempotent."""
         with _names_lock:
-            _names.pop(self.name, None)
+            if _names.get(self.name) is self:  # else another one has the name since
+                del _names[self.name]
         with self._lock:
             if self._closed:
                 return

@@ -30,6 +30,11 @@ class RecordStream(ABC):
         self._sealed_bytes = 0
         """Payload bytes in those records."""
 
+    @property
+    @abstractmethod
+    def is_mid_record(self) -> bool:
+        """See Stream. Its tag is checked once it is complete, so its length may be a wrong one."""
+
     @abstractmethod
     def _seal(self, views: Sequence[memoryview]) -> None:
         """Set `_sealed` and `_sealed_bytes` from the first bytes of the views."""

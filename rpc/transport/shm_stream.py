@@ -108,6 +108,7 @@ class SharedStream:
     """
 
     transport = "shm"
+    is_mid_record = False
 
     def __init__(self, doorbell: SocketStream, ours: SharedMemory, theirs: SharedMemory) -> None:
         self.peer_address = doorbell.peer_address

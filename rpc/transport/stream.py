@@ -42,6 +42,11 @@ class Stream(Protocol):
     transport: str
     peer_address: str
 
+    @property
+    def is_mid_record(self) -> bool:
+        """Whether a record has begun to arrive and is not complete; False where there are none."""
+        ...
+
     def sendmsg(self, views: Sequence[memoryview]) -> int | None:
         """Send from at most IOV_MAX views; return the bytes taken, None if it would block.
 
@@ -107,6 +112,8 @@ class SocketStream:
         limits: sizes of the socket's buffers, in bytes.
         transport: its name; None: "unix" or "tcp", by the socket's family.
     """
+
+    is_mid_record = False
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ MAX_RECORDS = 2**24
 """Records per connection and direction; RFC 8446 5.5 allows an AES-GCM key 2^24.5 full ones."""
 _CHUNK_BYTES = 64 * 1024
 _RECORD_BYTES = 16 * 1024
+_RECORD_HEAD_BYTES = 5
+"""Of every TLS record: type, version, and the length of what follows (RFC 8446, section 5.1)."""
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"}
 
 
@@ -65,6 +67,10 @@ class TlsStream(RecordStream):
         self._handshake_bytes = 0
         self._may_have_bytes = False
         """Whether bytes have arrived since TLS last needed more."""
+        self._head = b""
+        """Of the head of the record that arrives, while it is not complete."""
+        self._missing_bytes = 0
+        """Of the record that arrives, once its head is complete."""
         self._has_received = False
         """Whether the peer has sent a record inside TLS."""
         self._records_left = MAX_RECORDS
@@ -76,6 +82,11 @@ class TlsStream(RecordStream):
     def is_nearly_used(self) -> bool:
         """Whether a quarter of the records is left in one direction: the time to connect again."""
         return min(self._records_left, self._peers_records_left) < MAX_RECORDS // 4
+
+    @property
+    def is_mid_record(self) -> bool:
+        """See RecordStream."""
+        return self._missing_bytes > 0 or bool(self._head)
 
     def shake_hands(self) -> bool:
         """Continue the TLS handshake; False while it waits for the peer.
@@ -102,7 +113,7 @@ class TlsStream(RecordStream):
             self._handshake_bytes += count
             if self._handshake_bytes > MAX_HANDSHAKE_BYTES:
                 raise AuthError(f"its TLS handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
-            self._incoming.write(self._arriving[:count])
+            self._take(count)
         self._certificate = self._tls.getpeercert() or {}
         if self._server_side:
             check_cluster(self._certificate, self._cluster_id)
@@ -132,7 +143,7 @@ class TlsStream(RecordStream):
             arrived = self._inner.recv_into(self._arriving)
             if arrived is None:
                 return None
-            self._incoming.write(self._arriving[:arrived])
+            self._take(arrived)
             self._may_have_bytes = True
 
     def _seal(self, views: Sequence[memoryview]) -> None:
@@ -159,6 +170,16 @@ class TlsStream(RecordStream):
 
     def _has_bytes(self) -> bool:
         return self._may_have_bytes
+
+    def _take(self, count: int) -> None:
+        """Give TLS what has arrived, and follow the records' lengths: TLS tells of whole ones."""
+        arrived = self._arriving[:count]
+        self._incoming.write(arrived)
+        data, at = (self._head + arrived if self._head else arrived), self._missing_bytes
+        while len(data) - at >= _RECORD_HEAD_BYTES:
+            at += _RECORD_HEAD_BYTES + int.from_bytes(data[at + 3 : at + _RECORD_HEAD_BYTES])
+        self._head = bytes(data[at:])
+        self._missing_bytes = max(0, at - len(data))
 
     def _open(self, view: memoryview) -> int:
         """Read what has arrived and is verified; 0 when TLS needs more bytes."""

@@ -47,8 +47,8 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether bytes of a next frame have arrived."""
-        return self.end > self.start
+        """Whether bytes of a next frame have arrived, or of the record that begins it."""
+        return self.end > self.start or self._stream.is_mid_record
 
     def next_frame(self) -> Frame | None:
         """Return the next frame without its payload; None if more bytes must arrive first."""
@@ -228,14 +228,14 @@ class FrameChannel:
         """Return the next frame; waits for ever for its first byte, not for the others."""
         reader, budget = self.reader, None
         while True:
-            if reader.end == reader.start:
+            if not reader.mid_frame:
                 # Between calls the next one is rarely there already: poll first.
                 self.stream.wait(read=True, write=False, timeout_s=math.inf)
             frame = reader.next_frame()
             if frame is not None:
                 self._payload_bytes, self._payload_budget = frame.payload_bytes, None
                 return frame
-            if reader.end > reader.start:
+            if reader.mid_frame:
                 budget = budget or Budget(self._limits, 0, "the rest of a frame's header")
                 budget.wait(self.stream, read=True, write=False)
 

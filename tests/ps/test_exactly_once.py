@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps import exactly_once
-from ps.errors import PSSettingsError, SequenceGap, ServerPhaseError, StaleGeneration
+from ps.errors import PSError, PSSettingsError, SequenceGap, ServerPhaseError, StaleGeneration
 from ps.exactly_once import (
     MAX_SEQUENCE,
     CompletionLog,
@@ -175,6 +175,29 @@ def test_a_newer_generation_replaces_the_older(record: CompletionLog):
     with pytest.raises(StaleGeneration, match="generation 0 was replaced"):
         record.begin(request(2))
     assert [each.generation for each in sessions_of(record.snapshot())] == [1]
+
+
+@pytest.mark.fault("F28")
+def test_the_first_overflow_of_a_request_is_known_to_every_copy_and_to_no_other_request(
+    record: CompletionLog,
+):
+    first, second = PSError("first"), PSError("second")
+
+    def told(ticket: Ticket) -> str:
+        return "" if ticket.overflow is None else ticket.overflow.message
+
+    record.begin(request(1)).mark(0, first)
+    again = record.begin(request(1))
+    assert told(again) == "first"
+    again.mark(1, second)
+    again.mark(2)
+    again.complete(is_update=True)
+    assert told(again) == told(record.begin(request(1))) == "first"
+    assert told(record.begin(request(1, session=7))) == ""
+    following = record.begin(request(2))
+    assert told(following) == ""
+    following.mark(0, second)
+    assert told(following) == "second"
 
 
 @pytest.mark.fault("F06")

@@ -57,6 +57,7 @@ def test_a_later_process_of_the_same_pid_is_another_one():
 def test_what_cannot_be_looked_up_has_not_ended(monkeypatch):
     here = ProcessId.of_this()
     assert msgspec.structs.replace(here, kernel="another boot pid:[1]").has_ended() is None
+    assert msgspec.structs.replace(here, started="").has_ended() is None
     monkeypatch.setattr(process_id, "_state_and_start", lambda _pid: ("", ""))
     assert here.has_ended() is None
 

@@ -132,7 +132,8 @@ class TableCalls:
                 row (array<float>; array<double> for a table of float64).
 
         Returns:
-            Number of new rows; fewer than the frame has where ids had a row or come twice.
+            Number of new rows; fewer than the frame has where ids had a row or come twice. At
+            least so many are: rows whose answer was lost with its connection are not counted.
 
         Raises:
             ManifestMismatch: there is no such table.

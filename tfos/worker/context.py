@@ -472,7 +472,8 @@ class NodeContext(PortedContext):
                 `tfos.keras.rows_of` those of a plain Keras model.
 
         Returns:
-            Number of rows that this call has created, each id once; 0 on the other workers.
+            Number of rows that this call has created, each id once; 0 on the other workers. At
+            least so many are: rows whose answer was lost with its connection are not counted.
 
         Raises:
             NoServersError: the cluster has none.

@@ -39,7 +39,11 @@ class End(NamedTuple):
 
 
 def read_rows(
-    chain: ChainFiles, *, is_own: bool = False, above: int | None = None
+    chain: ChainFiles,
+    *,
+    is_own: bool = False,
+    above: int | None = None,
+    table: int | None = None,
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
     """Yield the tables' rows, of each id the newest first, with one piece in memory at a time.
 
@@ -47,6 +51,7 @@ def read_rows(
         chain: the files of the checkpoint.
         is_own: read only those that the server of the chain's rank had saved.
         above: read only the steps of the chain that are newer than this one; None: all.
+        table: read only the rows of this table, by its number in the manifest; None: of all.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -60,7 +65,7 @@ def read_rows(
         if above is not None and step.step <= above:
             return
         for file in chain.files(link, is_own=is_own):
-            yield from _read_shard(file, whole, with_ends=link == 0)
+            yield from _read_shard(file, whole, table, with_ends=link == 0)
             whole.update(
                 (file.rank, *record.place) for record in file.index.tables if record.is_whole
             )
@@ -100,16 +105,21 @@ def check_rows(file: ShardFile) -> None:
 
 
 def _read_shard(
-    file: ShardFile, passed: Collection[RowPlace] = (), *, with_ends: bool = True
+    file: ShardFile,
+    passed: Collection[RowPlace] = (),
+    table: int | None = None,
+    *,
+    with_ends: bool = True,
 ) -> Iterator[tuple[SavedSegment, RowBatch | Dropped | End]]:
-    """Yield the pieces of one file, without those of segments that were `passed`."""
+    """Yield the pieces of one file, without segments that were `passed` or of other tables."""
     manifest, index, path = file.checkpoint.manifest, file.index, file.path
     position = sum(bucket_nbytes(file.layout, manifest, i) for i in index.bucket_ids)
     with typed_errors(file.storage, file.name, "read"), file.storage.open(file.name) as data:
         for record in index.tables:
             spec = manifest.tables[record.table]
             start, position = position, position + segment_nbytes(spec, record)
-            if (file.rank, *record.place) in passed:
+            is_asked = table is None or record.table == table
+            if not is_asked or (file.rank, *record.place) in passed:
                 continue
             place = SavedSegment(file.rank, record)
             data.seek(start)

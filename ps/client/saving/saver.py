@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +35,6 @@ from ps.client.channel import server_wait_s
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
-from ps.protocol.messages import MAX_WAIT_S
 from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)
@@ -167,8 +167,7 @@ class Saver:
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 left_s = _left_s(deadline_s)
-                wait_s = min(server_wait_s(left_s), MAX_WAIT_S)
-                request = messages.Save(str(directory), save_id, wait_s)
+                request = messages.Save(str(directory), save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)
@@ -218,8 +217,10 @@ class Saver:
     @contextmanager
     def _turn(self, timeout_s: float) -> Iterator[float]:
         """Wait until no other thread saves; yields this save's deadline (monotonic)."""
+        if math.isnan(timeout_s):
+            raise PSSettingsError("timeout_s must be a number of seconds, got nan")
         deadline_s = time.monotonic() + timeout_s
-        if not self._saving.acquire(timeout=timeout_s):
+        if not self._saving.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise RequestTimeout(
                 f"another thread's save by this client was under way for {timeout_s:g} s; save "
                 "less often, or raise timeout_s"
@@ -278,10 +279,16 @@ def _snapshot(
     """
     margin = 0
     wait_s = SETTLE_WAIT_S
+    made: list[messages.SnapshotMade] = []
     while True:
-        left_s = _left_s(deadline_s)
-        order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
-        made = servers.ask(order, messages.SnapshotMade, timeout_s=left_s)
+        try:
+            left_s = _left_s(deadline_s)
+            order = msgspec.structs.replace(order, wait_s=min(wait_s, left_s))
+            made = servers.ask(order, messages.SnapshotMade, timeout_s=left_s)
+        except RequestTimeout as error:
+            if not made:
+                raise
+            raise _never_agreed(made, error) from error
         newest = max(answer.clock for answer in made)
         is_one = all(answer.is_made and answer.clock == newest for answer in made)
         if is_one or not is_agreed:
@@ -290,6 +297,22 @@ def _snapshot(
         margin = 2 * margin + 1 if is_missed else 0
         order = msgspec.structs.replace(order, clock=newest + margin)
         wait_s = CLOCK_WAIT_S
+
+
+def _never_agreed(made: Sequence[messages.SnapshotMade], error: RequestTimeout) -> RequestTimeout:
+    """Return the error of a save whose servers have answered, but never of one clock.
+
+    Args:
+        made: their last answers, in the order of their ranks.
+        error: what ended the save.
+    """
+    clocks = ", ".join(f"ps:{rank} at {each.clock}" for rank, each in enumerate(made))
+    return RequestTimeout(
+        f"{error.message}. The servers came to no clock that all of them can be saved at; last "
+        f"they were {clocks}. If workers train, one of them is held up between two servers; if "
+        "they are gone, save with SaveOptions(nobody_trains=True)",
+        error.details,
+    )
 
 
 def _manifest_of(

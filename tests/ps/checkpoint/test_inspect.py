@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,17 @@ import pytest
 from ps.checkpoint import reader
 from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint, decode_manifest
-from ps.checkpoint.inspect import clock_of, export_npz, inspect
+from ps.checkpoint.inspect import clock_of, export_npz, inspect, table_arrays
 from ps.checkpoint.score import Score
+from ps.checkpoint.tables.format import read_checked
 from ps.checkpoint.writer import commit, write_shard
 from ps.cli.main import main
 from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
-from tests.support.ps_cluster import cluster, random_arrays
+from tests.support.ps_cluster import cluster, filled, random_arrays
+from tests.support.tables import ones, table, with_tables
 
 pytestmark = pytest.mark.socket
 
@@ -118,6 +121,27 @@ def test_a_step_that_lacks_a_file_still_says_which_steps_its_run_has_passed_over
     report = inspect(root)
     assert [bool(each.error) for each in report.steps] == [True, False, False]
     assert report.newest == 1
+
+
+def test_each_table_is_read_once_for_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names, ids = ("a", "b", "c"), np.arange(100)
+    manifest = with_tables(*map(table, names))
+    with cluster("inproc", num_servers=2) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for step in (1, 2):
+            client.tables.push({name: (ids, ones(ids)) for name in names}, hyper=Hyper(0.1))
+            client.save(tmp_path, step, options=SaveOptions(full_every=9))
+    read: list[tuple[str, int, str]] = []
+
+    def noted(file: Any, path: str, expected: Any, what: str) -> bytes:
+        read.append((path, file.tell(), what))
+        return read_checked(file, path, expected, what)
+
+    monkeypatch.setattr("ps.checkpoint.tables.format.read_checked", noted)
+    arrays = dict(table_arrays(tmp_path, read_manifest(tmp_path)))
+    assert [arrays[f"tables/{name}/ids"].tolist() for name in names] == [ids.tolist()] * 3
+    assert len({path for path, _, _ in read}) == 4
+    assert len(read) == len(set(read)), "a piece was read twice"
 
 
 def test_the_lease_is_shown_while_somebody_saves(tmp_path: Path):

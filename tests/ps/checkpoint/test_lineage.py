@@ -49,6 +49,9 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
             client.save(tmp_path, 950)
         client.save(tmp_path, 920)
     assert choice.latest(tmp_path) == inspect(tmp_path).newest == 920
+    assert choice.newest_sound(tmp_path, strict=True).step == 920
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        choice.newest_sound(tmp_path, strict=True, job="another")
     caplog.clear()
     with cluster("inproc", num_servers=2) as bed:
         client = bed.client()

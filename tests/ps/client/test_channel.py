@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import latest
 from ps.client import channel
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
@@ -25,7 +28,7 @@ from ps.errors import (
     ServerPhaseError,
 )
 from ps.manifest.manifest import Hyper
-from ps.protocol.messages import Ack
+from ps.protocol.messages import MAX_WAIT_S, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Connection, PendingCall, connect
 from rpc.endpoint import Endpoint
@@ -103,6 +106,24 @@ def test_a_typed_answer_has_time_to_come(left_s: float):
     """On a busy machine 30 ms are not enough, and the caller would not hear what was waited for."""
     answer_s = left_s - channel.server_wait_s(left_s)
     assert min(0.5, left_s / 2) <= answer_s + 1e-9 <= 1.0 + 2e-9
+
+
+@pytest.mark.parametrize("timeout_s", [2 * MAX_WAIT_S, math.inf])
+def test_a_call_may_wait_for_longer_than_a_server_lets_it_at_once(tmp_path: Path, timeout_s: float):
+    with cluster() as bed:
+        client = trained(bed)
+        assert bed.client().attach(timeout_s=timeout_s) == client.manifest
+        client.save(tmp_path, 1, timeout_s=timeout_s)
+    assert latest(tmp_path) == 1
+
+
+def test_a_call_takes_no_nan_for_a_time(tmp_path: Path):
+    with cluster() as bed:
+        client = trained(bed)
+        with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+            client.attach(timeout_s=math.nan)
+        with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+            client.save(tmp_path, 1, timeout_s=math.nan)
 
 
 def test_refusals_are_counted_as_answers():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
-from ps.errors import RequestTimeout
+from ps.errors import NonFiniteUpdate, RequestTimeout
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import receive, shard
 from rpc.auth.handshake import Credentials, Identity, Role
@@ -226,3 +226,23 @@ def test_several_servers_that_accept_and_say_nothing_share_one_deadline():
         with pytest.raises(RequestTimeout, match="ps:11 at"):
             client.describe()
         assert time.monotonic() - began_s < 12.0  # one after the other they take 18 s
+
+
+@pytest.mark.fault("F28")
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_an_overflow_before_a_cut_is_told_by_the_copy_of_the_push(proxied, mode: str):
+    """The copy does not change the bucket again whose elements were left out."""
+    parts = proxied()
+    manifest = make_manifest(consistency=mode)
+    (client,) = parts.workers(manifest)
+    grads = filled(manifest, 1.0)
+    grads["trainable"][0] = 3e38
+    (cut,) = parts.proxy.plan(("up", 2500))
+    with pytest.raises(NonFiniteUpdate, match="1 of 128 values of bucket 0"):
+        client.push(grads, hyper=Hyper(2.0), rows=1)
+    assert cut.fired.is_set()
+    expected = np.full(1000, -2.0, np.float32)
+    expected[0] = 0.0
+    np.testing.assert_array_equal(parts.bed.pulled(client)["trainable"], expected)
+    assert client.push(filled(manifest, 1.0), hyper=Hyper(2.0), rows=1).applied

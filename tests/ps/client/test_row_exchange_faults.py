@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ps.client.client import PSClient
-from ps.manifest.manifest import Hyper, Manifest
+from ps.errors import NonFiniteUpdate
+from ps.manifest.manifest import SGD, Hyper, Manifest
 from tests.ps.client.test_row_exchange import MODES, Rows, exchange
 from tests.support.channel_proxy import Direction
 from tests.support.proxied_cluster import ProxiedCluster, proxied
@@ -61,6 +62,31 @@ def test_a_push_cut_at_any_offset_is_applied_once_and_answered_with_its_rows(
     assert found(made.bed) == {len(cuts)}
     (worker,) = client.stats()[0].workers
     assert (worker.pushes, worker.table_pushes) == (len(cuts), len(cuts))
+
+
+@pytest.mark.fault("F28")
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overflow_of_rows_before_a_cut_is_told_by_the_copy_of_the_push(
+    proxied: Callable[..., ProxiedCluster], mode: str
+):
+    """The copy does not change the segment again whose elements were left out."""
+    made = proxied()
+    (client,) = made.workers(with_tables(table(rule=SGD()), rule=ADD, **MODES[mode]))
+    ids = np.arange(2000)
+    batch = Rows(client, user=ids).looked_up(client)
+    grads = batch.grads()
+    first = client.tables._router("user").route(ids).inverse.argmin()
+    grads["user"][1][first, 2] = 3e38
+    (cut,) = made.proxy.plan(("up", 60_000))  # the second segment's gradients come last
+    with pytest.raises(NonFiniteUpdate, match=r"1 of .* table 'user'"):
+        exchange(client, grads, batch, hyper=Hyper(2.0))
+    assert cut.fired.is_set()
+    expected = np.full((ids.size, 4), -2.0, np.float32)
+    expected[first, 2] = 0.0
+    bystander = made.bed.client()
+    bystander.attach()
+    np.testing.assert_array_equal(bystander.tables.lookup({"user": ids})["user"], expected)
 
 
 @pytest.mark.fault("F27")

@@ -162,13 +162,14 @@ def test_no_worker_begins_with_the_values_of_two_seeds(
     seed_half(bed, monkeypatch, MANIFEST, filled(MANIFEST, 13.0))
     held = HeldReplacing(monkeypatch, bed.servers[0])
     new, early, late = bed.client(0, generation=1), bed.client(1), bed.client(1)
+    early.describe()  # connects
 
     def look() -> set[float]:
         assert held.stands.wait(WAIT_S)
         wait_until(lambda: late.describe()[1].phase == "SERVING", "the seed of ps:1")
         try:
             with pytest.raises(RequestTimeout, match=r"ps:0 .* ps:1 .* different seeds"):
-                early.attach(timeout_s=0.3)
+                early.attach(timeout_s=0.6)
         finally:
             held.goes_on.set()
         late.attach()

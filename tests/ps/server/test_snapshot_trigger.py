@@ -197,6 +197,22 @@ def test_without_barriers_each_server_has_a_moment_of_its_own():
         _snapshot(servers, NOW, 0.0, is_agreed=True)
 
 
+def test_a_save_whose_servers_stay_a_clock_apart_says_so():
+    """The text of what ended it is kept: it may be a server that does not answer."""
+
+    class Apart(Scripted):
+        def ask(self, request: Any, answer: Any, *, timeout_s: float) -> list[Any]:
+            if not self.answers:
+                raise RequestTimeout("ps:1 is silent", {"server": "1"})
+            return super().ask(request, answer, timeout_s=timeout_s)
+
+    servers = Apart([(4, True), (5, True)], [(4, False), (5, True)])
+    said = r"ps:1 is silent\. .* they were ps:0 at 4, ps:1 at 5\. .*nobody_trains=True"
+    with pytest.raises(RequestTimeout, match=said) as raised:
+        _snapshot(servers, NOW, float("inf"), is_agreed=True)
+    assert raised.value.details == {"server": "1"}
+
+
 def test_a_save_that_waits_for_a_settled_clock_goes_on_when_it_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):

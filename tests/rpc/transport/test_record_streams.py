@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 
-from rpc.errors import IntegrityError, PeerGone
+from rpc.auth.handshake import Session
+from rpc.client.connection import Connection
+from rpc.errors import DeadlineExceeded, IntegrityError, PeerGone
+from rpc.limits import Limits
 from rpc.transport.gmac_stream import RECORD_BYTES
 from rpc.transport.record_stream import RecordStream
 from rpc.transport.stream import SocketStream, Stream
-from tests.support.rpc import sealed_pair, tls_pair
+from rpc.wire.frame import FrameKind, Sealer
+from rpc.wire.frame_io import FrameChannel
+from tests.support.rpc import WAIT_S, WORKER, sealed_pair, tls_pair
 
 pytestmark = pytest.mark.socket
 
@@ -138,5 +144,54 @@ def test_a_record_that_is_cut_gives_out_nothing(ends, kind):
         wire_in.sendall(bytes([byte]))
         assert receiver.recv_into(memoryview(bytearray(9))) is None
         assert receiver.interest(read=True, write=False)[0][0] >= 0
+        assert receiver.is_mid_record
     wire_in.sendall(record[-1:])
     assert received(receiver) == TEXT
+    assert not receiver.is_mid_record
+
+
+@KINDS
+def test_a_record_is_known_to_have_begun_wherever_what_arrives_is_cut(ends, kind):
+    """A record's head, too, may come in two parts, and behind the end of another record."""
+    sender, wire_out, wire_in, receiver = ends
+    record = sent(kind, sender, wire_out, TEXT)
+    for cut in range(1, kind.overhead + len(TEXT)):
+        following = sent(kind, sender, wire_out, TEXT)
+        wire_in.sendall(record + following[:cut])
+        assert received(receiver, len(TEXT)) == TEXT
+        assert receiver.recv_into(memoryview(bytearray(9))) is None
+        assert receiver.is_mid_record
+        record = following[cut:]
+    wire_in.sendall(record)
+    assert received(receiver) == TEXT
+    assert not receiver.is_mid_record
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(WORKER, bytes(32), bytes(32))
+
+
+@pytest.mark.attack("A04")
+@pytest.mark.fault("F29")
+@KINDS
+def test_a_server_waits_for_a_record_that_has_begun_as_for_a_frame(ends, kind, session):
+    """Its length may have grown on the way: what is waited for never comes."""
+    sender, wire_out, wire_in, receiver = ends
+    frame = Sealer(session.receive_key).seal(FrameKind.REQUEST, 1, b"meta", 0)
+    wire_in.sendall(sent(kind, sender, wire_out, frame)[:-1])
+    channel = FrameChannel(receiver, session, Limits(stall_timeout_s=0.05))
+    with pytest.raises(DeadlineExceeded, match="too slow with the rest of a frame's header"):
+        channel.receive_frame()
+
+
+@pytest.mark.attack("A04")
+@pytest.mark.fault("F29")
+@KINDS
+def test_a_client_waits_for_a_record_that_has_begun_as_for_a_frame(ends, kind, session):
+    sender, wire_out, wire_in, receiver = ends
+    frame = Sealer(session.receive_key).seal(FrameKind.REPLY, 1, b"meta", 0)
+    wire_in.sendall(sent(kind, sender, wire_out, frame)[:-1])
+    connection = Connection(receiver, session, Limits(stall_timeout_s=0.05))
+    with contextlib.closing(connection), pytest.raises(PeerGone, match="stopped inside a frame"):
+        connection.call(b"ask", timeout_s=WAIT_S)

@@ -237,7 +237,7 @@ def _load(client: Any, table: str, batches: RowBatches) -> tuple[int, int]:
         given += len(rows)
         lines.show(f"table {table!r}: {given:,} rows loaded")
     console.end_progress()
-    kept = f", {given - added:,} ids had a row, which stays" if given > added else ""
+    kept = f", at most {given - added:,} ids had a row, which stays" if given > added else ""
     _logger.info("table %r: %d rows loaded%s", table, added, kept)
     return given, added
 
