@@ -16,7 +16,7 @@ import pytest
 import tfos.keras
 from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
-from tests.support.keras_training import Context, blobs, serving, together
+from tests.support.keras_training import DEADLINE_S, Context, blobs, serving, together
 from tfos.control.messages import EpochTrained
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
@@ -116,6 +116,28 @@ def test_set_and_load_weights_reach_the_servers(cluster, tmp_path):
     model.load_weights(tmp_path / "start.weights.h5")
     for name, value in cluster.values().items():
         np.testing.assert_array_equal(value, start[name])
+
+
+def test_values_that_the_chief_alone_sets_are_those_of_every_workers_first_step():
+    x, y = np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
+    models = []
+    for _ in range(2):
+        kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        models.append(keras.Sequential([keras.Input((1,)), kernel]))
+        models[-1].compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            context = cluster.contexts[rank]
+            model = distribute(models[rank], context, consistency="sync")
+            context.client.rendezvous("attached", b"", timeout_s=DEADLINE_S)
+            if context.is_chief:
+                model.set_weights([np.full((1, 1), 100.0, "float32")])
+            return model.fit(x, y, batch_size=4, verbose=0).history["loss"]
+
+        assert together(work, 2) == [[10_000.0], [10_000.0]]
+        (kernel,) = cluster.values().values()
+        assert kernel.item() == pytest.approx(80.0), "the mean of two gradients at 100"
 
 
 def test_learning_rate_callbacks_and_checkpoints(cluster, tmp_path):

@@ -148,6 +148,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         else:
             self._trainer.workers.join()
             self.data.begin(self._beginnings(), self._number)
+            if self._trainer.attached and not self._trainer.ctx.is_chief:
+                self._trainer.pull()  # the chief may have put values of its own on the servers
 
     def _take_places(self) -> None:
         """Let what a fit of the class has added run between the callbacks of tfos, too.
