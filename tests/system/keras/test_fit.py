@@ -140,6 +140,22 @@ def test_values_that_the_chief_alone_sets_are_those_of_every_workers_first_step(
         assert kernel.item() == pytest.approx(80.0), "the mean of two gradients at 100"
 
 
+@pytest.mark.parametrize("batches_per_push", [None, 3])
+def test_loaded_weights_leave_the_count_of_updates_alone(cluster, tmp_path, batches_per_push):
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5)
+    inner = keras.optimizers.SGD(rate, gradient_accumulation_steps=batches_per_push)
+    model = make_model(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0))
+    distribute(model, cluster.contexts[0])
+    model.fit(X, Y, batch_size=64, verbose=0)
+    before = int(inner._iterations), float(inner.learning_rate)
+    assert before[0] == 5
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert (int(inner._iterations), float(inner.learning_rate)) == before
+    model.train_on_batch(X[:64], Y[:64])
+    assert int(inner._iterations) == 6
+
+
 def test_learning_rate_callbacks_and_checkpoints(cluster, tmp_path):
     optimizer = keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)
     model = distribute(make_model(optimizer), cluster.contexts[0])

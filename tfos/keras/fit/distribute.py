@@ -198,6 +198,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
 
     model.train_function = None
     _save_as_new(trainer.optimizer)
+    _keep_count(trainer.optimizer)
     overrides: dict[str, Any] = {
         "make_train_function": make_train_function,
         "fit": distributed_fit(model, trainer),
@@ -330,6 +331,19 @@ def _save_as_new(optimizer: Any) -> None:
             )
 
     inner.__dict__["save_own_variables"] = save_own_variables  # as the model's methods
+
+
+def _keep_count(optimizer: Any) -> None:
+    """Let no file change the optimizer's count: it is of the servers' updates, which go on."""
+    inner = optimizers.unwrap(optimizer)
+    load = inner.load_own_variables
+
+    def load_own_variables(store: Any) -> None:
+        count = inner._iterations.numpy()
+        load(store)
+        inner._iterations.assign(count)
+
+    inner.__dict__["load_own_variables"] = load_own_variables
 
 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
