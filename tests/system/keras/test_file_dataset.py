@@ -162,6 +162,46 @@ def test_steps_per_epoch_go_on_where_the_epoch_before_ended(tmp_path, monkeypatc
     assert seen == list(range(40))
 
 
+def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_path):
+    path = write(tmp_path / "rows", range(24))
+
+    def rows():
+        return rows_of(path, 0, 1).shuffled(1).dataset(8, feature_cols="x", label_cols="n")
+
+    def fitted(validates=False, **options):
+        model, data = make_model(), rows()
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        calls = {name: at(model, data) for name, at in options.pop("at", {}).items()}
+        callback = keras.callbacks.LambdaCallback(**calls)
+        given = {"validation_data": data} if validates else {}
+        return model.fit(data, verbose=0, callbacks=[callback], **given, **options).history
+
+    def evaluating(model, data):
+        return lambda number, logs: measured.append(model.evaluate(data, verbose=0))
+
+    def predicting(model, data):
+        return lambda number, logs: model.predict(data, verbose=0)
+
+    def stopping(model, data):
+        return lambda number, logs: setattr(model, "stop_training", True)
+
+    measured: list[float] = []
+    history = fitted(validates=True, epochs=2, at={"on_epoch_end": evaluating})
+    assert [*history["val_loss"], *measured] == pytest.approx([history["loss"][0]] * 4)
+    weights = dict.fromkeys(range(24), 10.0)
+    for options, text in (
+        ({"validates": True, "class_weight": weights}, "fit has class_weight"),
+        ({"class_weight": weights, "at": {"on_epoch_end": evaluating}}, "fit has class_weight"),
+        ({"at": {"on_train_batch_end": evaluating}}, "are in the middle of an epoch"),
+        ({"at": {"on_train_batch_begin": predicting}}, "are in the middle of an epoch"),
+    ):
+        with pytest.raises(SettingsError, match=f"{text}.*a dataset of its own"):
+            fitted(**options)
+    fitted(class_weight=weights, at={"on_epoch_end": predicting})
+    stopped = fitted(validates=True, at={"on_train_batch_end": stopping})
+    assert stopped["val_loss"], "nothing trains the rows that are left"
+
+
 def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
     path = write(tmp_path / "rows", range(50))
     reading = Reading(PlaceWithServers(0, 2))  # type: ignore[arg-type]

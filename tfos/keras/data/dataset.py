@@ -39,7 +39,7 @@ from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
-from tfos.keras.data.running_fit import running_fit
+from tfos.keras.data.running_fit import RunningFit, running_fit
 from tfos.keras.protocols import RowsContext
 
 PREFETCHED_BATCHES = 3
@@ -359,11 +359,14 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         Raises:
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
-            SettingsError: a class_weight of `fit` that cannot work.
+            SettingsError: a class_weight of `fit` that cannot work; or the running `fit` trains
+                these rows, and they cannot be measured now.
         """
+        fit = running_fit()
+        if fit is not None and fit.x is self and fit.has_batches:
+            self._check_measured(fit)
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
-        fit = running_fit()
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:
             self._ctx.check_servers_used("fit() trains this model")
@@ -384,6 +387,24 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             if sorted_by := self._sorted_by():
                 self._warn(f"the rows are trained sorted by {sorted_by}")
         return self
+
+    def _check_measured(self, fit: RunningFit) -> None:
+        """Refuse to measure rows of a running `fit` with its weights, or in place of training."""
+        is_in_epoch = self._in_loop or (self._batches > 0 and not self._over)
+        if fit.class_weight is not None and not fit.predicts:
+            why = "fit has class_weight, which would weigh the measured rows too"
+        elif is_in_epoch and not fit.model.stop_training:  # of a stopped epoch none are trained
+            why = (
+                f"its rows are in the middle of an epoch ({self._batches} batches so far), whose "
+                "other rows would not be trained"
+            )
+        else:
+            return
+        raise SettingsError(
+            "evaluate, predict or validation_data inside of fit has the dataset that this fit "
+            f"trains, and {why}. Give it a dataset of its own: rows.dataset(...), or of a feed "
+            'ctx.dataset(n, feed="validation")'
+        )
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Return the batches of the running epoch."""

@@ -17,6 +17,7 @@ import keras
 
 KERAS_FIT = inspect.unwrap(super(keras.Model, keras.Model).fit)
 """Keras' own function, also where a program has replaced `keras.Model.fit`."""
+KERAS_PREDICT = inspect.unwrap(super(keras.Model, keras.Model).predict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class RunningFit:
     steps_per_epoch: int | None
     callbacks: Any
     """Keras' CallbackList from `on_train_begin` on; before that what the call was given."""
+    has_batches: bool = False
+    """Whether it has asked for its own batches before."""
+    predicts: bool = False
+    """Whether the caller serves a `predict` inside of it."""
 
 
 def is_lone(model: keras.Model) -> bool:
@@ -47,6 +52,7 @@ def running_fit() -> RunningFit | None:
     # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
     # the class weights.
     frame: FrameType | None = sys._getframe(1)
+    predicts = False
     while frame is not None:
         if frame.f_code is KERAS_FIT.__code__:
             found = frame.f_locals
@@ -59,6 +65,9 @@ def running_fit() -> RunningFit | None:
                 found["epochs"],
                 found["steps_per_epoch"],
                 found["callbacks"],
+                has_batches="epoch_iterator" in found,
+                predicts=predicts,
             )
+        predicts |= frame.f_code is KERAS_PREDICT.__code__
         frame = frame.f_back
     return None
