@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import subprocess
 import sys
@@ -714,3 +715,79 @@ def test_values_that_do_not_reach_the_servers_are_refused(cluster, tmp_path):
     with pytest.raises(UnsupportedModel, match=r"set_weights or assign before ctx\.distribute"):
         model.fit(X, Y, verbose=0)
     assert cluster.pushes == 2
+
+
+def given_to_the_head(model):
+    """What a callback does: other values for one layer."""
+    head = model.layers[-1]
+    head.set_weights([value + 1 for value in head.get_weights()])
+
+
+@pytest.mark.parametrize(
+    ("place", "most_pushes", "options"),
+    [
+        ("on_train_begin", 0, {}),
+        ("on_train_batch_end", 1, {}),
+        ("on_train_batch_end", 4, {"pipeline": 2}),
+        ("on_epoch_end", 5, {}),
+        ("train_on_batch", 1, {}),
+    ],
+)
+def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, most_pushes, options):
+    model = distribute(linear(keras.Sequential), cluster.contexts[0], **options)
+
+    def train():
+        if place == "train_on_batch":
+            model.train_on_batch(X, Y)
+            given_to_the_head(model)
+            model.train_on_batch(X, Y)
+            return
+        give = {place: lambda *_, **__: given_to_the_head(model)}
+        giving = keras.callbacks.LambdaCallback(**give)
+        model.fit(X, Y, batch_size=64, epochs=2, verbose=0, callbacks=[giving])
+
+    sentence = "/kernel' has other values here.*not from a callback"
+    with pytest.raises(UnsupportedModel, match=sentence):
+        train()
+    assert cluster.pushes <= most_pushes
+
+
+def test_values_that_a_callback_gives_to_a_layer_at_the_end_are_told(cluster, caplog):
+    model = distribute(linear(keras.Sequential), cluster.contexts[0])
+    giving = keras.callbacks.LambdaCallback(on_train_end=lambda logs: given_to_the_head(model))
+    model.fit(X, Y, batch_size=64, verbose=0, callbacks=[giving])
+    assert equal(model, cluster.values())
+    (told,) = [each.getMessage() for each in caplog.records if "at the end of fit" in each.msg]
+    assert model.layers[-1].kernel.path in told
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+def test_what_callbacks_may_do_to_the_values_is_not_refused(caplog, consistency):
+    """Of the whole model, of averages, of statistics, and the same values as before."""
+    norm = keras.layers.BatchNormalization()
+    models = [linear(keras.Sequential, norm), linear(keras.Sequential)]
+    models[1].compile(keras.optimizers.Adam(use_ema=True), models[1].loss)
+    for model in models:
+        with serving() as cluster:
+            distribute(model, cluster.contexts[0], consistency=consistency)
+
+            def touched(*_, model=model, **__):
+                model.set_weights([0.5 * value for value in model.get_weights()])
+                for layer in model.layers:
+                    layer.set_weights(layer.get_weights())
+                if model is models[0]:
+                    norm.moving_mean.assign(norm.moving_mean + 1)
+
+            places = ("on_epoch_begin", "on_train_batch_end", "on_epoch_end", "on_train_end")
+            callbacks = [keras.callbacks.LambdaCallback(**dict.fromkeys(places, touched))]
+            callbacks.append(keras.callbacks.EarlyStopping("loss", restore_best_weights=True))
+            if model is models[1]:
+                callbacks.append(keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
+            model.fit(X, Y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks)
+            for _ in range(3):
+                model.train_on_batch(X, Y)
+                touched()
+            held = cluster.values()
+            for weight in model.trainable_weights:
+                np.testing.assert_array_equal(weight.numpy(), held[weight.path])
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -231,6 +231,7 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
             "it was given: they make the workers agree at the ends of epochs. Hand them on: "
             "super().fit(..., callbacks=callbacks)"
         )
+    trainer.check_first_calls()
     batches = trainer.batches(iterator)
     logs, trained = None, 0
     while trained < model.steps_per_execution:

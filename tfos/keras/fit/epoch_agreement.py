@@ -258,8 +258,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self.fed_of_asked = self.epochs_run, self.epochs
                 raise FitEnded
             self._dataset.batches_under_way = self._trainer.batches_under_way
-        self._trainer.is_between_epochs = False
-        self._trainer.first_batch.begin_epoch()
+        self._trainer.begin_epoch()
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def _has_epoch(self, dataset: BatchDataset) -> bool:
@@ -451,6 +450,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         if self._has_run or before.is_stopped or before.data.is_trained(self.params["epochs"]):
             self._trainer.finalize()
         self._kept_rate.end()
+        self._trainer.tell_changed()
         self._follow(f"{self._name}/end")
         self._trainer.pull()
 

@@ -48,6 +48,10 @@ BARRIER_TIMEOUT_S = 600.0
 """Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
 
 
+CHECKED_CALLS = 2
+"""Enough for what is done before each step; a check reads every variable."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttachedModel:
     """What a model has once its parameters live on the servers."""
@@ -108,6 +112,8 @@ class PSTrainer:
         self._updates_found = 0
         """That the servers' values had before this process came; 0 once an epoch has ended here."""
         self._has_told_kept = False
+        self._checked_calls = 0
+        """Calls that train, of this epoch or behind a fit, before which values were compared."""
 
     @property
     def is_local(self) -> bool:
@@ -321,6 +327,21 @@ class PSTrainer:
             self._is_behind = True
             raise
 
+    def check_first_calls(self) -> None:
+        """Refuse values that a callback, or the program, gave to single variables.
+
+        Before two calls of an epoch, the first ones where the values to compare with are there, and
+        behind a fit: what is done at each step is seen by then, and later calls cost nothing.
+
+        Raises:
+            UnsupportedModel: names a variable, and the way that reaches the servers; or the rows of
+                an Embedding are another model's now.
+        """
+        if self._checked_calls < CHECKED_CALLS and self._attached is not None:
+            self._attached.tables.check_rows()  # of a model that shares both, it names the layer
+            self._attached.exchange.check_trained()
+            self._checked_calls += int(self._attached.exchange.knows_values)
+
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values
         if self._awaits_batch:
@@ -421,6 +442,7 @@ class PSTrainer:
     def end_fit(self) -> None:
         """Forget what the `fit` that has ended, in whatever way, made known."""
         self.is_between_epochs = False
+        self._checked_calls = 0
         self.positions.forget()
         self.begin_validation = None
 
@@ -567,6 +589,26 @@ class PSTrainer:
         """Undo what a callback has swapped: Keras is about to end `fit` with the averages."""
         if self._attached is not None and self._attached.exchange.keeps_averages:
             self.pull()
+    def begin_epoch(self) -> None:
+        """Let the variables be trained again."""
+        self.is_between_epochs = False
+        self._checked_calls = 0
+        self.first_batch.begin_epoch()
+
+    def tell_changed(self) -> None:
+        """Warn of values that callbacks gave to single variables: the pull behind a fit ends them.
+
+        An error would end a training whose values the servers have.
+        """
+        if self._attached is not None and (path := self._attached.exchange.changed_here()):
+            logger.warning(
+                "%r has other values at the end of fit than on the parameter servers, since a "
+                "callback has changed a single layer or variable. They do not reach the servers, "
+                "and the model takes the servers' values. Call set_weights or load_weights of the "
+                "whole model in the callback, on the chief",
+                path,
+            )
+
 
     def finalize(self) -> None:
         """Let the averages, which the model has at the end of `fit`, be the servers' values too."""

@@ -176,15 +176,29 @@ class ParameterExchange:
                 "of before. Call load_weights, set_weights or assign before "
                 f"ctx.distribute(model). {MOVING_COPY}"
             )
+        self.check_trained()
+
+    def check_trained(self) -> None:
+        """As `check_unchanged`, of the variables alone that the next answer of a push ends.
+
+        Raises:
+            UnsupportedModel: names a variable.
+        """
         if path := self.changed_here():
             raise UnsupportedModel(
                 f"{path!r} has other values here than on the parameter servers, whose next answer "
                 "would overwrite them: load_weights or set_weights of a layer or of a model inside "
                 "of this one, assign, or the training of another model that shares the layer, does "
-                "not reach the servers. Call it before ctx.distribute(model), or set_weights or "
+                "not reach the servers, also not from a callback. Call it before "
+                "ctx.distribute(model), or set_weights or "
                 "load_weights of the whole model; where another model was trained, build and "
                 "compile this one anew: keras.Model(model.inputs, model.outputs)"
             )
+
+    @property
+    def knows_values(self) -> bool:
+        """Whether `changed_here` can tell; not while the received values' memory takes others."""
+        return self._replica.knows_values
 
     def changed_here(self) -> str:
         """Return the path of a variable that has other values than received; empty: none known."""

@@ -114,6 +114,11 @@ class Replica:
         """By variable a tensor over its memory, which is its own and has the received values. What
         writes a variable gives it other memory while somebody holds what it had."""
 
+    @property
+    def knows_values(self) -> bool:
+        """Whether the received values are there, with which `changed_here` compares."""
+        return self._adopted is not None
+
     def hold_copies(self) -> None:
         """Hold the variables' values as they are, just adopted, to be compared by their place."""
         for variable, _, own in self._outside():
