@@ -123,6 +123,26 @@ class BeginsWithTheFirst(keras.Sequential):  # type: ignore[misc]  # Keras has n
         return super().fit(x, y, epochs=epochs or 2, callbacks=callbacks, verbose=0)
 
 
+def test_a_fit_behind_one_that_all_workers_have_left_trains_on_and_is_told(caplog):
+    x = np.ones((8, 1), "float32")
+    with serving(num_workers=2) as cluster:
+        models = make_models(2)
+
+        def leave(batch: int, logs: Any) -> None:
+            raise KeyboardInterrupt
+
+        def work(rank: int) -> list[int]:
+            model = distribute(models[rank], cluster.contexts[rank])
+            leaving = keras.callbacks.LambdaCallback(on_train_batch_end=leave)
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(x, x, batch_size=4, verbose=0, callbacks=[leaving])
+            return list(model.fit(x, x, batch_size=4, verbose=0).epoch)
+
+        assert together(work, 2) == [[0], [0]]
+    told = sorted(each.getMessage() for each in caplog.records if "was broken off on" in each.msg)
+    assert [f"worker:{rank}. The other" in text for rank, text in enumerate(told)] == [True] * 2
+
+
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_fit_of_the_class_decides_its_epochs_and_can_begin_in_any(num_workers: int):
     x = np.ones((4, 1), "float32")

@@ -522,6 +522,14 @@ class PSTrainer:
             VariablesChanged: others train than before.
         """
         self.check_unchanged()
+        if self._is_behind and self.ctx.num_workers > 1:
+            logger.warning(
+                "the training before was broken off on worker:%d. The other workers have to leave "
+                "theirs, too: one that is still in it waits for this worker at the end of its "
+                "epoch, and this one for it at the beginning of fit. Let what ends fit on one "
+                "worker end it on all, or let main_fun raise it",
+                self.ctx.worker_rank,
+            )
         self.catch_up()
         if self._attached is not None:
             self._attached.tables.check_rows()
@@ -581,14 +589,6 @@ class PSTrainer:
             name,
         )
 
-    def end_epoch(self) -> None:
-        """Note that what the program sets from now on is of its own training."""
-        self._updates_found = 0
-
-    def pull_averages(self) -> None:
-        """Undo what a callback has swapped: Keras is about to end `fit` with the averages."""
-        if self._attached is not None and self._attached.exchange.keeps_averages:
-            self.pull()
     def begin_epoch(self) -> None:
         """Let the variables be trained again."""
         self.is_between_epochs = False
@@ -609,6 +609,14 @@ class PSTrainer:
                 path,
             )
 
+    def end_epoch(self) -> None:
+        """Note that what the program sets from now on is of its own training."""
+        self._updates_found = 0
+
+    def pull_averages(self) -> None:
+        """Undo what a callback has swapped: Keras is about to end `fit` with the averages."""
+        if self._attached is not None and self._attached.exchange.keeps_averages:
+            self.pull()
 
     def finalize(self) -> None:
         """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
