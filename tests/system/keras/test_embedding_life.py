@@ -334,21 +334,24 @@ def test_steps_that_search_a_loss_scale_push_neither_rows_nor_parameters(mode):
         model = user_model(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20))
     finally:
         keras.config.set_dtype_policy("float32")
-    rows: list[int] = []
+    skipped, rows = [0], [0]  # before the first step and behind each
     with serving() as cluster:
         distribute(model, cluster.contexts[0], consistency=mode)
         trainer = model._tfos_trainer
 
         def watch(step: int, logs: Any) -> None:
+            skipped.append(trainer.skipped_steps)
             rows.append(tables_of(cluster)["user"].rows)
 
         seen = keras.callbacks.LambdaCallback(on_train_batch_end=watch)
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[seen])
-        skipped = trainer.skipped_steps
-        assert 0 < skipped < 8
-        assert rows[:skipped] == [0] * skipped
-        assert cluster.pushes == trainer.steps == 8 - skipped
-        assert tables_of(cluster)["user"].rows == len(np.unique(x[skipped * BATCH :]))
+        trained = np.diff(skipped) == 0  # a pipeline's older values can overflow later, too
+        first = int(np.argmax(trained))
+        assert first > 0
+        assert rows[: first + 1] == [0] * (first + 1)
+        assert cluster.pushes == trainer.steps == np.count_nonzero(trained)
+        of_batches = x.reshape(8, BATCH, -1)
+        assert tables_of(cluster)["user"].rows == len(np.unique(of_batches[trained]))
 
 
 @pytest.mark.fault("F50")
