@@ -16,6 +16,7 @@ import pytest
 from feeding.formats.tfrecord.example import Feature
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
+from ps.errors import NonFiniteGradient
 from tests.support.keras_training import DEADLINE_S, Context, Servers, serving, together
 from tfos.control.epoch_log import EpochLog
 from tfos.errors import SettingsError, UnsupportedModel
@@ -136,11 +137,27 @@ def test_a_fit_behind_one_that_all_workers_have_left_trains_on_and_is_told(caplo
             leaving = keras.callbacks.LambdaCallback(on_train_batch_end=leave)
             with pytest.raises(KeyboardInterrupt):
                 model.fit(x, x, batch_size=4, verbose=0, callbacks=[leaving])
+            assert model.evaluate(x, x, verbose=0) >= 0, "which takes the servers' values"
             return list(model.fit(x, x, batch_size=4, verbose=0).epoch)
 
         assert together(work, 2) == [[0], [0]]
     told = sorted(each.getMessage() for each in caplog.records if "was broken off on" in each.msg)
     assert [f"worker:{rank}. The other" in text for rank, text in enumerate(told)] == [True] * 2
+
+
+def test_a_fit_behind_a_step_that_was_broken_off_alone_is_not_told(caplog):
+    x = np.ones((8, 1), "float32")
+    with serving(num_workers=2) as cluster:
+        models = make_models(2)
+
+        def work(rank: int) -> list[int]:
+            model = distribute(models[rank], cluster.contexts[rank])
+            with pytest.raises(NonFiniteGradient):
+                model.train_on_batch(x * np.nan, x)
+            return list(model.fit(x, x, batch_size=4, verbose=0).epoch)
+
+        assert together(work, 2) == [[0], [0]]
+    assert "was broken off on" not in caplog.text, "nobody waits in a fit"
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])

@@ -194,6 +194,9 @@ def _call(trainer: PSTrainer, given: FitArguments, before: BeforeCallbacks, *, j
         _tell_of_end(before)
         _tell_of_code(before, joins=joins)
         return before.end_early()
+    except BaseException:
+        trainer.has_left_fit = True
+        raise
 
 
 def _follow_positions(

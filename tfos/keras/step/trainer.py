@@ -77,6 +77,7 @@ class PSTrainer:
         awaits_callbacks: a `fit` was called, and its callbacks do not know yet that it begins.
         is_between_epochs: nobody trains, and the variables are the servers' newest or what
             callbacks have made of them, which is not to be overwritten.
+        has_left_fit: whether the last `fit` was broken off.
         begin_validation: what the running `fit` does before it validates.
         times: where this worker's time goes.
         positions: notes of the data positions.
@@ -95,6 +96,7 @@ class PSTrainer:
         self.assigned = False
         self.awaits_callbacks = False
         self.is_between_epochs = False
+        self.has_left_fit = False
         self.begin_validation: Callable[[], None] | None = None
         self.times = StepClock()
         self.positions = DataPositions(ctx, self.client)
@@ -522,9 +524,10 @@ class PSTrainer:
             VariablesChanged: others train than before.
         """
         self.check_unchanged()
-        if self._is_behind and self.ctx.num_workers > 1:
+        has_left, self.has_left_fit = self.has_left_fit, False
+        if has_left and self.ctx.num_workers > 1:
             logger.warning(
-                "the training before was broken off on worker:%d. The other workers have to leave "
+                "the fit before was broken off on worker:%d. The other workers have to leave "
                 "theirs, too: one that is still in it waits for this worker at the end of its "
                 "epoch, and this one for it at the beginning of fit. Let what ends fit on one "
                 "worker end it on all, or let main_fun raise it",
