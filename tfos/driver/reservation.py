@@ -50,6 +50,7 @@ from tfos.spark import executor_memory
 from tfos.spark import facts as spark_facts
 from tfos.spark.executor_ends import ExecutorEnds
 from tfos.spark.interruptible import CancelToken
+from tfos.spark.jvm_signals import leave_interrupts_to_python
 from tfos.topology import Plan
 from tfos.watch import doors
 from tfos.watch.doors import PageRequest
@@ -222,12 +223,16 @@ def _listen(
 
 
 def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.SparkFacts]:
-    """Return the SparkContext and its settings, with which a cluster can work."""
+    """Return the SparkContext and its settings, with which a cluster can work.
+
+    From here on Ctrl-C is the program's alone.
+    """
     sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
     preflight.check_spark(facts.conf, request.config)
     if request.plan.servers_at_driver:
         server_address.check_servers_here(os.environ, facts)
+    leave_interrupts_to_python(sc)
     return sc, facts
 
 

@@ -1,8 +1,8 @@
 """A driver program for test_driver_interrupt.py: reaches a phase, says so, and stays there.
 
-Usage: interrupted_driver.py END SAVE_DIR. END is `forget`, which runs one cluster, or `rounds`:
-each line of standard input names a phase (`reserve`, `start`, `idle`, `train`, `steps`, `save`,
-`shutdown`) that the program goes to and in which it is interrupted.
+Usage: interrupted_driver.py END SAVE_DIR. END is `forget`, which runs one cluster; a phase
+(`reserve`, `start`, `idle`, `train`, `steps`, `save`, `shutdown`) that the program goes to and in
+which it is interrupted; or `rounds`: each line of standard input names a phase.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -124,9 +124,9 @@ def reach(sc, phase: str, save_dir: str, clusters: list[TFCluster]) -> None:
         time.sleep(STAY_S)
 
 
-def play_rounds(sc, save_dir: str) -> None:
+def play_rounds(sc, phases: Iterable[str], save_dir: str) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    for line in sys.stdin:
+    for line in phases:
         clusters: list[TFCluster] = []
         try:
             reach(sc, line.strip(), save_dir, clusters)
@@ -151,10 +151,10 @@ def main(end: str, save_dir: str) -> None:
     conf.set("spark.ui.enabled", "false").set("spark.log.level", "ERROR")
     conf.set("spark.ui.showConsoleProgress", "false").set("spark.driver.host", "127.0.0.1")
     sc = pyspark.SparkContext(conf=conf)
-    if end == "rounds":
-        play_rounds(sc, save_dir)
-    else:
+    if end == "forget":
         forget(sc)
+    else:
+        play_rounds(sc, sys.stdin if end == "rounds" else [end], save_dir)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
@@ -32,15 +33,23 @@ LONGEST_START_S = 2.0
 
 
 class Driver:
-    """The program in a process of its own; its errors go to a file, so that it never blocks."""
+    """The program in a process of its own; its errors go to a file, so that it never blocks.
+
+    Args:
+        end: its first argument, behind "submit " by spark-submit.
+        directory: of its files.
+    """
 
     def __init__(self, end: str, directory: Path) -> None:
+        launcher = sys.executable
+        if end.startswith("submit "):
+            launcher = f"{os.environ['SPARK_HOME']}/bin/spark-submit"
         self.mark = secrets.token_hex(8)
         self.save_dir = directory / "saved"
         self._errors = directory / "errors"
         with self._errors.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), end, str(self.save_dir)],
+                [launcher, str(PROGRAM), end.removeprefix("submit "), str(self.save_dir)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -52,6 +61,7 @@ class Driver:
                     "PYTHONPATH": str(ROOT),
                     MARKER: self.mark,
                 },
+                start_new_session=True,
             )
         self.lines: list[str] = []
 
@@ -88,8 +98,8 @@ class Driver:
         return [int(pid) for pid in line.split()[1:]]
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
@@ -155,6 +165,18 @@ def test_ctrl_c_stops_the_cluster_in_order_and_the_program_goes_on(driver):
     driver.process.terminate()
     assert driver.process.wait(ABORT_S) == -signal.SIGTERM
     assert wait_gone(driver.mark, LEASE_S) == {}
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("driver", ["submit steps"], indirect=True)
+def test_ctrl_c_in_the_terminal_of_spark_submit_saves_and_leaves_spark_to_the_program(driver):
+    """A terminal sends it to the JVM, too."""
+    driver.read_until("ready")
+    os.killpg(driver.process.pid, signal.SIGINT)
+    driver.read_until("interrupted")
+    assert driver.read_until("sum") == "sum 45"
+    assert newest_sound(driver.save_dir).step > 0
+    assert driver.process.wait(ABORT_S) == 0, driver.errors()
 
 
 @pytest.mark.long
