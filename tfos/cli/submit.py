@@ -30,10 +30,15 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the line.")] = False,
 ) -> None:
     """Run a job that is written down as a file, by spark-submit."""
+    from tfos.errors import SettingsError
     from tfos.submit import command_line, job_file
 
     try:
-        line = command_line.of_job(job_file.read(job), args or [])
+        described = job_file.read(job)
+        try:
+            line = command_line.of_job(described, args or [])
+        except SettingsError as error:
+            raise SettingsError(f"{job}: {error}") from None
         warning = line.warning()
         program = spark_submit(os.environ)
         if not program and not dry_run:

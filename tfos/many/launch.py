@@ -109,10 +109,13 @@ class RunPlace:
 
 
 def _words(offer: Offer) -> str:
-    return (
+    words = (
         f"{len(offer.executors)} executors with {offer.total} task slots, "
         f"{offer.busy - offer.launching} of them held by running tasks"
     )
+    if offer.launching:
+        words += f", {offer.launching} of executors that still set themselves up"
+    return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,11 @@ def predicted_by(
     if columns is None:
         only = frame.columns if len(frame.columns) == len(names) == 1 else names
         columns = names if set(names) <= set(frame.columns) else only
+        if missing := sorted(set(columns) - set(frame.columns)):
+            raise SettingsError(
+                f"the model has the inputs {names}, and the DataFrame no column {missing[0]!r}: it "
+                f"has {frame.columns}; columns= names those that fill the inputs"
+            )
         inputs = names
     asked = [columns] if isinstance(columns, str) else list(columns)
     outputs = list(signature.outputs)

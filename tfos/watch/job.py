@@ -159,13 +159,16 @@ def whole(number: float) -> int:
 def _why_no_save(state: ClusterView) -> str:
     if state.phase is not ClusterPhase.RUNNING:
         return f"the cluster is {state.phase.name}: nothing can be saved now"
+    if state.tensorflow_servers:
+        return (
+            "TensorFlow's own servers hold the parameters: main_fun saves them itself, by "
+            "tf.train.CheckpointManager"
+        )
     if state.config.checkpoints is None:
         return (
             "the cluster was made without a place for checkpoints: pass "
             "ClusterConfig(checkpoints=Checkpoints(directory)) to reserve()"
         )
-    if state.tensorflow_servers:
-        return "TensorFlow's own servers hold the parameters, so main_fun saves them itself"
     return ""
 
 
@@ -180,7 +183,7 @@ def _why_no_answer(state: ClusterView, chief: NodeId) -> str:
         return f"the cluster is {state.phase.name}, and the chief has not said that it saved"
     now = state.workers[0]
     if now.status is NodeStatus.DONE:
-        return "nothing was saved: main_fun does not run on the chief"
+        return "nothing was saved: main_fun has returned on the chief"
     if now.status is not NodeStatus.RUNNING or now.node != chief:
         return "the chief was lost before it said that it saved; ask again once it trains again"
     return ""

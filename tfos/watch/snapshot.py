@@ -51,6 +51,8 @@ from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
 from tfos.monitor.status import cluster_report
 
+RATE_S = 10.0
+"""Rates are of at least so long, if the kept heartbeats reach back so far."""
 MOST_EPOCHS = 50
 MOST_NEWER_EPOCHS = 10
 """For who looks again and again: the page shows no more."""
@@ -172,10 +174,12 @@ def _where(report: NodeReport) -> Json | None:
 
 
 def _rates(member: Member) -> Json:
-    """Return steps and rows per second over the kept heartbeats; None before there are two."""
+    """Return steps and rows per second lately; None before there are two heartbeats."""
     # The first heartbeats come before the first numbers, and have no time of their own.
     known = [each.progress for each in member.beats if "at_s" in each.progress]
-    old, new = (known[0], known[-1]) if known else ({}, {})
+    new = known[-1] if known else {}
+    before = [each for each in known if new["at_s"] - each["at_s"] >= RATE_S]
+    old = (before[-1:] or known[:1] or [{}])[0]
     span_s = new.get("at_s", 0.0) - old.get("at_s", 0.0)
 
     def rate(name: str) -> float | None:

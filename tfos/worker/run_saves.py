@@ -84,7 +84,7 @@ class RunSaves:
         """Carry out an order to save between two steps, and report the checkpoint's place."""
         saver, path, step = self._saver, "", -1
         if saver is None:
-            error = "main_fun does not run on the chief"
+            error = "main_fun does not run on the chief: it has not begun yet, or has returned"
         elif not (error := saver.save_between()):
             path, step = saver.place()
         error, path = (visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, path))

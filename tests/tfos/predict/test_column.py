@@ -140,6 +140,21 @@ def test_a_plain_path_is_where_the_cluster_exports_to(
         predicted_by(frame, path, None, None, "error", 0)
 
 
+def test_a_model_whose_inputs_have_no_columns_of_their_names_asks_for_columns(monkeypatch):
+    info = TensorInfo("float32", (2,))
+    signature = ModelSignature(
+        source=SOURCE, digest="d", inputs={"a": info, "b": info}, outputs={"y": info}
+    )
+    monkeypatch.setattr(column, "read_signature", lambda session, source: signature)
+    monkeypatch.setattr(column, "is_frame", lambda frame: True)
+    monkeypatch.setattr(column, "check_classic", lambda frame: None)
+    monkeypatch.setattr(column, "_whole_path", lambda session, path: path)
+    frame = SimpleNamespace(sparkSession=None, columns=["a", "x"])
+    text = r"inputs \['a', 'b'\].* no column 'b': it has \['a', 'x'\]; columns= names those"
+    with pytest.raises(SettingsError, match=text):
+        predicted_by(frame, "m.keras", None, None, "error")
+
+
 def test_an_output_of_unknown_rank_is_no_number():
     """Its column was a float, and each query failed at the rows' shape."""
     known, unknown = TensorInfo("float32", (2,)), TensorInfo("float32", (), has_rank=False)

@@ -287,7 +287,7 @@ def test_a_chief_that_does_not_answer_is_waited_for_no_longer_than_promised(bed)
     [
         (1, "lost", "the chief was lost before it said that it saved; ask again once it"),
         (0, "lost", "the cluster is FAILED, and the chief has not said that it saved"),
-        (0, "returned", "nothing was saved: main_fun does not run on the chief"),
+        (0, "returned", "nothing was saved: main_fun has returned on the chief"),
     ],
 )
 def test_an_answer_that_will_not_come_is_not_waited_for(restarts: int, ends: str, text: str):
@@ -335,6 +335,15 @@ def test_an_ended_cluster_is_neither_saved_nor_stopped(bed):
     for outcome in (bed.job.save(), bed.job.stop()):
         assert not outcome.is_done
         assert "the cluster is FAILED" in outcome.text
+
+
+def test_rates_are_of_the_last_10_s(bed):
+    """Else the time before the first step would count for minutes."""
+    for seq, (at_s, steps) in enumerate([(0.0, 0), (50.0, 0), (58.0, 80), (60.0, 100)], 1):
+        progress = {"at_s": at_s, "steps": float(steps), "rows": 0.0}
+        bed.beat("worker:1", seq, progress=progress)
+    nodes = {each["name"]: each for each in bed.job.snapshot()["nodes"]}
+    assert nodes["worker:1"]["steps_per_s"] == 10
 
 
 def test_evaluations_of_checkpoints_are_shown_the_newest_last(bed):
