@@ -63,23 +63,21 @@ class FinalCheckpoint:
         worker.join(timeout_s)
         if worker.is_alive():
             reason = "it is still under way, and goes on while the servers stop"
-            self._warn(timeout_s, f"{reason}. {_MORE_TIME}")
+            self._warn(f" within {timeout_s:.1f} s: {reason}. {_MORE_TIME}")
 
     def _run(self, timeout_s: float) -> None:
         started_s = time.monotonic()
         try:
             found = self._try(started_s + timeout_s)
         except RequestTimeout as error:
-            self._warn(timeout_s, f"{error}. {_MORE_TIME}")
+            self._warn(f" within {timeout_s:.1f} s: {error}. {_MORE_TIME}")
         except (PSError, RpcError, OSError, RuntimeError) as error:  # or a thread that is refused
-            self._warn(timeout_s, str(error))
+            self._warn(f": {error}")
         else:
             self._console.line(f"{found} ({time.monotonic() - started_s:.1f} s)")
 
-    def _warn(self, timeout_s: float, reason: str) -> None:
-        self._console.warn(
-            f"the parameters were not saved to {self._directory} within {timeout_s:.1f} s: {reason}"
-        )
+    def _warn(self, why: str) -> None:
+        self._console.warn(f"the parameters were not saved to {self._directory}{why}")
 
     def _try(self, deadline_s: float) -> str:
         servers = self._coordinator.read(lambda state: list(state.servers))
