@@ -131,6 +131,17 @@ def test_a_feed_that_is_sorted_by_label_is_told():
             make_model().fit(FeedDataset(ctx, 4), epochs=1, verbose=0)
 
 
+def test_the_feed_that_a_fit_trains_is_not_measured_inside_of_it():
+    """Each of its epochs would be one that is not trained."""
+    with serving() as cluster:
+        ctx, watch = cluster.contexts[0], Epochs()
+        feed_epochs(ctx.feed_channel, batches(3, 3, 2), finish=True)
+        rows = FeedDataset(ctx, BATCH)
+        with pytest.raises(SettingsError, match=r"an epoch of a feed comes once.*of its own"):
+            make_model().fit(rows, validation_data=rows, epochs=3, verbose=0, callbacks=[watch])
+    assert not watch.seen
+
+
 def test_forgotten_label_cols_are_named_before_the_first_step():
     with serving() as cluster:
         ctx = cluster.contexts[0]

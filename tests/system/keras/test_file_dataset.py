@@ -176,8 +176,14 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
         given = {"validation_data": data} if validates else {}
         return model.fit(data, verbose=0, callbacks=[callback], **given, **options).history
 
-    def evaluating(model, data):
-        return lambda number, logs: measured.append(model.evaluate(data, verbose=0))
+    def evaluating(model, data, steps=None):
+        return lambda number, logs: measured.append(model.evaluate(data, steps=steps, verbose=0))
+
+    def in_part(model, data):
+        return evaluating(model, data, 2)
+
+    def training(model, data):
+        return lambda number, logs: trained.append(number)
 
     def predicting(model, data):
         return lambda number, logs: model.predict(data, verbose=0)
@@ -186,17 +192,22 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
         return lambda number, logs: setattr(model, "stop_training", True)
 
     measured: list[float] = []
+    trained: list[int] = []
     history = fitted(validates=True, epochs=2, at={"on_epoch_end": evaluating})
     assert [*history["val_loss"], *measured] == pytest.approx([history["loss"][0]] * 4)
     weights = dict.fromkeys(range(24), 10.0)
+    before = {"validates": True, "at": {"on_train_batch_end": training}}
     for options, text in (
-        ({"validates": True, "class_weight": weights}, "fit has class_weight"),
+        (before | {"class_weight": weights}, "fit has class_weight"),
+        (before | {"validation_steps": 2}, "after steps=2 of a pass"),
+        ({"at": {"on_epoch_end": in_part}}, "after steps=2 of a pass"),
         ({"class_weight": weights, "at": {"on_epoch_end": evaluating}}, "fit has class_weight"),
         ({"at": {"on_train_batch_end": evaluating}}, "are in the middle of an epoch"),
         ({"at": {"on_train_batch_begin": predicting}}, "are in the middle of an epoch"),
     ):
         with pytest.raises(SettingsError, match=f"{text}.*a dataset of its own"):
             fitted(**options)
+    assert not trained, "what fit is given is checked before it trains"
     fitted(class_weight=weights, at={"on_epoch_end": predicting})
     stopped = fitted(validates=True, at={"on_train_batch_end": stopping})
     assert stopped["val_loss"], "nothing trains the rows that are left"

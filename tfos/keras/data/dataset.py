@@ -363,7 +363,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
                 these rows, and they cannot be measured now.
         """
         fit = running_fit()
-        if fit is not None and fit.x is self and fit.has_batches:
+        if fit is not None and fit.x is self:
             self._check_measured(fit)
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
@@ -390,10 +390,19 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def _check_measured(self, fit: RunningFit) -> None:
         """Refuse to measure rows of a running `fit` with its weights, or in place of training."""
-        is_in_epoch = self._in_loop or (self._batches > 0 and not self._over)
-        if fit.class_weight is not None and not fit.predicts:
+        measures = fit.has_batches or fit.validation_data is self
+        is_stopped = fit.has_batches and fit.model.stop_training  # nothing trains its other rows
+        steps = fit.measured_steps if fit.has_batches else fit.validation_steps
+        weighs = fit.class_weight is not None and not fit.predicts
+        if not measures or (is_stopped and not weighs):
+            return
+        if weighs:
             why = "fit has class_weight, which would weigh the measured rows too"
-        elif is_in_epoch and not fit.model.stop_training:  # of a stopped epoch none are trained
+        elif self.feed:
+            why = "an epoch of a feed comes once: one that is measured is not trained"
+        elif steps is not None:
+            why = f"after steps={steps} of a pass the next epoch may have the other rows alone"
+        elif fit.has_batches and (self._in_loop or (self._batches > 0 and not self._over)):
             why = (
                 f"its rows are in the middle of an epoch ({self._batches} batches so far), whose "
                 "other rows would not be trained"

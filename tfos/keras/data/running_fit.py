@@ -17,6 +17,7 @@ import keras
 
 KERAS_FIT = inspect.unwrap(super(keras.Model, keras.Model).fit)
 """Keras' own function, also where a program has replaced `keras.Model.fit`."""
+KERAS_EVALUATE = inspect.unwrap(super(keras.Model, keras.Model).evaluate)
 KERAS_PREDICT = inspect.unwrap(super(keras.Model, keras.Model).predict)
 
 
@@ -39,6 +40,10 @@ class RunningFit:
     """Whether it has asked for its own batches before."""
     predicts: bool = False
     """Whether the caller serves a `predict` inside of it."""
+    validation_data: Any = None
+    validation_steps: int | None = None
+    measured_steps: int | None = None
+    """`steps` of the `evaluate` or `predict` inside of it that the caller serves."""
 
 
 def is_lone(model: keras.Model) -> bool:
@@ -52,7 +57,7 @@ def running_fit() -> RunningFit | None:
     # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
     # the class weights.
     frame: FrameType | None = sys._getframe(1)
-    predicts = False
+    predicts, measured = False, None
     while frame is not None:
         if frame.f_code is KERAS_FIT.__code__:
             found = frame.f_locals
@@ -67,7 +72,12 @@ def running_fit() -> RunningFit | None:
                 found["callbacks"],
                 has_batches="epoch_iterator" in found,
                 predicts=predicts,
+                validation_data=found["validation_data"],
+                validation_steps=found["validation_steps"],
+                measured_steps=measured,
             )
         predicts |= frame.f_code is KERAS_PREDICT.__code__
+        if frame.f_code in (KERAS_EVALUATE.__code__, KERAS_PREDICT.__code__):
+            measured = frame.f_locals["steps"]
         frame = frame.f_back
     return None

@@ -62,6 +62,9 @@ class AttachedModel:
     exchange: ParameterExchange
 
 
+_WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
+
+
 class PSTrainer:
     """Runs one model's steps and keeps its variables and the servers' parameters together.
 
@@ -607,9 +610,9 @@ class PSTrainer:
             logger.warning(
                 "%r has other values at the end of fit than on the parameter servers, since a "
                 "callback has changed a single layer or variable. They do not reach the servers, "
-                "and the model takes the servers' values. Call set_weights or load_weights of the "
-                "whole model in the callback, on the chief",
+                "and the model takes the servers' values%s",
                 path,
+                "" if self.has_trained_rows else _WHOLE_MODEL,
             )
 
     def end_epoch(self) -> None:

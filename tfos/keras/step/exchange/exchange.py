@@ -190,8 +190,8 @@ class ParameterExchange:
                 "would overwrite them: load_weights or set_weights of a layer or of a model inside "
                 "of this one, assign, or the training of another model that shares the layer, does "
                 "not reach the servers, also not from a callback. Call it before "
-                "ctx.distribute(model), or set_weights or "
-                "load_weights of the whole model; where another model was trained, build and "
+                "ctx.distribute(model), or set_weights or load_weights of the whole model, with "
+                "tables only before the first step; where another model was trained, build and "
                 "compile this one anew: keras.Model(model.inputs, model.outputs)"
             )
 
