@@ -32,6 +32,7 @@ from tfos.many.results import ClaimedResults, ResultsDirectory
 from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts, active_context, classic_context, is_true, read_facts
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
+from tfos.spark.jvm_signals import leave_interrupts_to_python
 from tfos.spark.pickling import pickle_main_fun
 
 
@@ -99,6 +100,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
 
 def _uninterrupted(place: RunPlace, begin: Callable[[], ManyTrainings]) -> ManyTrainings:
     """Begin a run on a thread of its own; Ctrl-C cancels it at once or as soon as it has begun."""
+    leave_interrupts_to_python(place.sc)
     cancel, begun = CancelToken(), list[ManyTrainings]()
 
     def run() -> ManyTrainings:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import secrets
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -47,6 +49,7 @@ class Driver:
         self.mark = secrets.token_hex(8)
         self.save_dir = directory / "saved"
         self._errors = directory / "errors"
+        self._keyboard, terminal = os.openpty()
         with self._errors.open("wb") as out:
             self.process = subprocess.Popen(
                 [launcher, str(PROGRAM), end.removeprefix("submit "), str(self.save_dir)],
@@ -62,7 +65,9 @@ class Driver:
                     MARKER: self.mark,
                 },
                 start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
             )
+        os.close(terminal)
         self.lines: list[str] = []
 
     def read_until(self, word: str) -> str:
@@ -92,6 +97,10 @@ class Driver:
         assert "another handler" not in self.lines
         return phase
 
+    def press_ctrl_c(self) -> None:
+        """Have the program's terminal send SIGINT to all processes in its foreground."""
+        os.write(self._keyboard, b"\x03")
+
     @property
     def pids(self) -> list[int]:
         line = next(line for line in self.lines if line.startswith("pids "))
@@ -101,6 +110,7 @@ class Driver:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+        os.close(self._keyboard)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -172,7 +182,7 @@ def test_ctrl_c_stops_the_cluster_in_order_and_the_program_goes_on(driver):
 def test_ctrl_c_in_the_terminal_of_spark_submit_saves_and_leaves_spark_to_the_program(driver):
     """A terminal sends it to the JVM, too."""
     driver.read_until("ready")
-    os.killpg(driver.process.pid, signal.SIGINT)
+    driver.press_ctrl_c()
     driver.read_until("interrupted")
     assert driver.read_until("sum") == "sum 45"
     assert newest_sound(driver.save_dir).step > 0
