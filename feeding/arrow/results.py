@@ -96,17 +96,28 @@ def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType
         raise _misfit(spec, field)
     if dtype.kind == "b":
         return _from_buffers(kind, len(values), [np.packbits(values, bitorder="little")])
-    # Ints may be ids, of which none may become another one.
-    check = rounded if dtype.kind == "f" and logical.kind in "iu" else misfits
-    if (found := check(values, dtype)) is not None:
-        shown = _shown(field.type)
-        wider = shown.replace(str(kind), "double" if logical.kind == "f" else "bigint")
+    if (found := _unheld(values, logical, dtype)) is not None:
+        shown, how = _shown(field.type), ""
+        others = {"double": np.dtype("float64"), "bigint": np.dtype("int64")}
+        for name, other in others.items():
+            if dtype.kind in ("f", other.kind) and _unheld(values, logical, other) is None:
+                announced = f"{field.name} {shown.replace(str(kind), name)}"
+                how = f"announce a wider type, such as output={announced!r}, or "
+                break
         raise ResultTypeError(
             f"results for column {field.name!r} go from {found[0]} to {found[1]}, expected "
-            f"{shown}, which does not hold them: announce a wider type, such as "
-            f"output={f'{field.name} {wider}'!r}, or convert them in main_fun"
+            f"{shown}, which does not hold them: {how}convert them in main_fun"
         )
     return _from_buffers(kind, len(values), [np.ascontiguousarray(values, dtype)])
+
+
+def _unheld(
+    values: Array, logical: np.dtype[Any], dtype: np.dtype[Any]
+) -> tuple[float, float] | None:
+    """Return the least and the greatest number that a column does not hold; None: it holds all."""
+    # Ints may be ids, of which none may become another one.
+    is_exact = logical.kind in "iu" and dtype.kind == "f"
+    return rounded(values, dtype) if is_exact else misfits(values, dtype)
 
 
 def _offsets(offsets: Array | None, field: pa.Field) -> Array:

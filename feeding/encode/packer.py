@@ -131,6 +131,7 @@ class Packer:
         """Pack rows, in halves if they are far wider than those before."""
         chunk = self._pack(rows)
         if len(rows) > 1 and chunk.num_bytes > self._most_bytes:
+            del chunk
             middle = len(rows) // 2
             yield from self._split(rows[:middle])
             yield from self._split(rows[middle:])

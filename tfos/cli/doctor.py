@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rpc.errors import TFOSError
-from tfos.cli.columns import width_of_output
 from tfos.cli.failing import fail
 from tfos.cli.jobs import JsonOption
 from tfos.console.printable import visible
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from tfos.doctor.findings import Finding
 
 PROBLEM_STATUS = 1
-_WIDEST = 10_000
-"""Of a line that no terminal shows."""
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
@@ -111,7 +108,7 @@ def _as_json(report: PlaceReport) -> dict[str, object]:
 
 
 def _show(reports: list[PlaceReport]) -> None:
-    console = Console(width=width_of_output() or _WIDEST)
+    console = Console()
     table = Table(box=None, pad_edge=False)
     for name, most_chars in (("where", 26), ("check", None), ("", None), ("found", None)):
         table.add_column(name, overflow="fold", max_width=most_chars)

@@ -37,9 +37,9 @@ def submit(
         described = job_file.read(job)
         try:
             line = command_line.of_job(described, args or [])
+            warning = line.warning()
         except SettingsError as error:
             raise SettingsError(f"{job}: {error}") from None
-        warning = line.warning()
         program = spark_submit(os.environ)
         if not program and not dry_run:
             fail("no spark-submit: set SPARK_HOME, or pip install 'tfos[spark]'")
