@@ -431,7 +431,7 @@ def _take_path(owner: object, name: str) -> Any:
 
 
 def _check_directory(path: str, what: str) -> None:
-    location = paths.user_location(paths.two_slashes(path), what)
+    location = paths.user_location(path, what)
     if location.scheme == LOCAL and not os.path.isabs(location.path):
         raise SettingsError(
             f"{what}: an absolute directory that every node sees is needed, or a URL such as "

@@ -23,6 +23,8 @@ MAX_PATH_BYTES = 8000
 MAX_NAME_BYTES = 255
 """Of one component, on Linux and by default on HDFS."""
 
+ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
+"""Hadoop's short form of a scheme without a host."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:]*)(:[0-9]{1,5})?")
 _SHOWN = 60
@@ -75,7 +77,7 @@ class Location:
 
     def at(self, path: str) -> Location:
         """Return the location of another path that the same file system listed."""
-        return parse(path if self.scheme == LOCAL else f"{self.root}{path}")
+        return _local(path) if self.scheme == LOCAL else parse(f"{self.root}{path}")
 
     def _with_path(self, path: str) -> Location:
         _check_length(path)
@@ -98,7 +100,7 @@ def parse(text: str | os.PathLike[str]) -> Location:
         raise PathError(f"{shown(given)} is no path: it holds a NUL")
     match = _SCHEME.match(given)
     if match is None:
-        return _local(given)
+        return _local(_without_scheme(given))
     scheme = match[1].lower()
     authority, slash, path = given[match.end() :].partition("/")
     path = slash + path
@@ -142,6 +144,17 @@ def _check_remote(given: str, authority: str, path: str) -> None:
         raise PathError(f"{shown(given)} is refused: a port number must follow the host and ':'")
     _check_components(given, path)
     _check_length(path)
+
+
+def _without_scheme(given: str) -> str:
+    """Return a plain path as it is, and that of `file:/x`."""
+    short = ONE_SLASH.fullmatch(given)
+    if short is None:
+        return given
+    if short[1].lower() != LOCAL:
+        raise PathError(f"{shown(given)} names no host; use {short[1]}://host/..., or a path alone")
+    _check_components(given, short[2])
+    return short[2]
 
 
 def _check_components(given: str, path: str) -> None:

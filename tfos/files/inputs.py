@@ -50,7 +50,7 @@ class InputFiles:
             raise SettingsError(
                 f"path of input {self.name!r} must be a path or URL, got {self.path!r}."
             )
-        paths.user_location(paths.two_slashes(self.path), f"input {self.name!r}")
+        paths.user_location(self.path, f"input {self.name!r}")
         for field, allowed in (("mode", Access), ("share", Share)):
             value = getattr(self, field)
             if value not in get_args(allowed):

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 
 from feeding.errors import FeedSettingsError, PathError
 from feeding.filesystem.hdfs.hadoop_conf import user_name
-from feeding.filesystem.location import LOCAL, Location, parse, shown
+from feeding.filesystem.location import LOCAL, ONE_SLASH, Location, parse, shown
 from tfos.errors import SettingsError
 
 _logger = logging.getLogger(__name__)
 
 _COMPLETE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 """A path with a scheme is passed through, whatever serves it."""
-_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
-"""Hadoop's short form of a scheme without a host."""
 _CONTAINER = "CONTAINER_ID"
 """YARN sets it in every container; the container's directory has this name."""
 
@@ -67,7 +65,7 @@ def two_slashes(path: str) -> str:
     Raises:
         FeedSettingsError: it has another scheme, and no host.
     """
-    short = _ONE_SLASH.fullmatch(path)
+    short = ONE_SLASH.fullmatch(path)
     if short is None:
         return path
     if short[1].lower() != LOCAL:
@@ -152,8 +150,8 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
     Raises:
         SettingsError: the path is refused, or what is written there would be lost.
     """
-    path = two_slashes(path)
     user_location(path, what)
+    path = two_slashes(path)
     is_stated = bool(_COMPLETE.match(path))
     whole = absolute_path(path, default_fs=place.default_fs, working_dir=place.working_dir)
     found = user_location(whole, what)

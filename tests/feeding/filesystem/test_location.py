@@ -139,3 +139,13 @@ def test_only_directories_on_the_way_are_listed():
     found = expand(parse("/data/*/*.rec"), listing, lambda _: None)
     assert [status.path for status in found] == ["/data/a/1.rec"]
     assert listed == ["/data", "/data/a", "/data/b"]
+
+
+def test_a_scheme_with_one_slash_is_no_directory_of_this_host():
+    """A model for hdfs:/models was written below a local directory called "hdfs:"."""
+    assert parse("file:/models/7") == parse("/models/7")
+    assert parse("./run:/x").at("run:/x/y").path == "run:/x/y"
+    with pytest.raises(PathError, match="'hdfs:/models/7' names no host; use hdfs://host/"):
+        parse("hdfs:/models/7")
+    with pytest.raises(PathError):
+        parse("file:/models/\x00")

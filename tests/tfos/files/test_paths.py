@@ -113,9 +113,9 @@ def test_a_scheme_with_one_slash_is_no_relative_name():
     with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
         input_path("hdfs:/x", DISK)
     assert input_path("file:/x", OutputPlace(HDFS, "/")) == "file:///x"
-    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+    with pytest.raises(SettingsError, match="checkpoints: 'hdfs:/x' names no host"):
         Checkpoints(directory="hdfs:/x")
-    with pytest.raises(SettingsError, match="'hdfs:/x' names no host"):
+    with pytest.raises(SettingsError, match="input 'x': 'hdfs:/x' names no host"):
         InputFiles(name="x", path="hdfs:/x")
     Checkpoints(directory="file:/x")
 
