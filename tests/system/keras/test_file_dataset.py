@@ -199,8 +199,8 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
     before = {"validates": True, "at": {"on_train_batch_end": training}}
     for options, text in (
         (before | {"class_weight": weights}, "fit has class_weight"),
-        (before | {"validation_steps": 2}, "after steps=2 of a pass"),
-        ({"at": {"on_epoch_end": in_part}}, "after steps=2 of a pass"),
+        (before | {"validation_steps": 2, "epochs": 2}, "after 2 steps of a pass"),
+        ({"at": {"on_epoch_end": in_part}, "epochs": 2}, "after 2 steps of a pass"),
         ({"class_weight": weights, "at": {"on_epoch_end": evaluating}}, "fit has class_weight"),
         ({"at": {"on_train_batch_end": evaluating}}, "are in the middle of an epoch"),
         ({"at": {"on_train_batch_begin": predicting}}, "are in the middle of an epoch"),
@@ -209,6 +209,8 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
             fitted(**options)
     assert not trained, "what fit is given is checked before it trains"
     fitted(class_weight=weights, at={"on_epoch_end": predicting})
+    fitted(validates=True, validation_steps=2)
+    fitted(at={"on_epoch_end": in_part})  # no later epoch has the other rows
     stopped = fitted(validates=True, at={"on_train_batch_end": stopping})
     assert stopped["val_loss"], "nothing trains the rows that are left"
 
@@ -250,7 +252,7 @@ def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown(
 
     now_s = [10.0]
     told: list[dict[str, float]] = []
-    fit = RunningFit(Model(), True, None, None, 0, 1, None, None)
+    fit = RunningFit(Model(), True, None, None, 0, 1, None, None, True)
     progress = LoneProgress(fit, SeenProgress(told.append), lambda: now_s[0])
     for batch in range(1, 8):
         now_s[0] += 0.4

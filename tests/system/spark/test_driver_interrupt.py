@@ -14,6 +14,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,20 @@ class Driver:
     """The program in a process of its own; its errors go to a file, so that it never blocks.
 
     Args:
-        end: its first argument, behind "submit " by spark-submit.
+        end: its first argument, behind "submit " by spark-submit and in a terminal. Others have
+            none, whose end would tell all of their processes to end.
         directory: of its files.
     """
 
     def __init__(self, end: str, directory: Path) -> None:
-        launcher = sys.executable
+        launcher, take_terminal = sys.executable, None
+        self._keyboard, terminal = os.openpty()
         if end.startswith("submit "):
             launcher = f"{os.environ['SPARK_HOME']}/bin/spark-submit"
+            take_terminal = partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0)
         self.mark = secrets.token_hex(8)
         self.save_dir = directory / "saved"
         self._errors = directory / "errors"
-        self._keyboard, terminal = os.openpty()
         with self._errors.open("wb") as out:
             self.process = subprocess.Popen(
                 [launcher, str(PROGRAM), end.removeprefix("submit "), str(self.save_dir)],
@@ -65,7 +68,7 @@ class Driver:
                     MARKER: self.mark,
                 },
                 start_new_session=True,
-                preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+                preexec_fn=take_terminal,
             )
         os.close(terminal)
         self.lines: list[str] = []

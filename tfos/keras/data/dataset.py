@@ -391,17 +391,18 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def _check_measured(self, fit: RunningFit) -> None:
         """Refuse to measure rows of a running `fit` with its weights, or in place of training."""
         measures = fit.has_batches or fit.validation_data is self
-        is_stopped = fit.has_batches and fit.model.stop_training  # nothing trains its other rows
+        is_behind = fit.is_last_epoch and (self._over or not fit.has_batches)
+        is_stopped = fit.has_batches and fit.model.stop_training
         steps = fit.measured_steps if fit.has_batches else fit.validation_steps
         weighs = fit.class_weight is not None and not fit.predicts
-        if not measures or (is_stopped and not weighs):
-            return
+        if not measures or ((is_behind or is_stopped) and not weighs):
+            return  # where it trains no further row
         if weighs:
             why = "fit has class_weight, which would weigh the measured rows too"
         elif self.feed:
             why = "an epoch of a feed comes once: one that is measured is not trained"
         elif steps is not None:
-            why = f"after steps={steps} of a pass the next epoch may have the other rows alone"
+            why = f"after {steps} steps of a pass the next epoch may have the other rows alone"
         elif fit.has_batches and (self._in_loop or (self._batches > 0 and not self._over)):
             why = (
                 f"its rows are in the middle of an epoch ({self._batches} batches so far), whose "

@@ -36,6 +36,8 @@ class RunningFit:
     steps_per_epoch: int | None
     callbacks: Any
     """Keras' CallbackList from `on_train_begin` on; before that what the call was given."""
+    is_last_epoch: bool
+    """Whether its running epoch is its last; before it has one, whether it has one alone."""
     has_batches: bool = False
     """Whether it has asked for its own batches before."""
     predicts: bool = False
@@ -70,6 +72,7 @@ def running_fit() -> RunningFit | None:
                 found["epochs"],
                 found["steps_per_epoch"],
                 found["callbacks"],
+                found.get("epoch", found["initial_epoch"]) + 1 >= found["epochs"],
                 has_batches="epoch_iterator" in found,
                 predicts=predicts,
                 validation_data=found["validation_data"],
