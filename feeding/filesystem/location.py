@@ -23,7 +23,7 @@ MAX_PATH_BYTES = 8000
 MAX_NAME_BYTES = 255
 """Of one component, on Linux and by default on HDFS."""
 
-ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
 """Hadoop's short form of a scheme without a host."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:]*)(:[0-9]{1,5})?")
@@ -98,9 +98,10 @@ def parse(text: str | os.PathLike[str]) -> Location:
         raise PathError(f"a path must be a non-empty str, got {given!r}")
     if "\0" in given:
         raise PathError(f"{shown(given)} is no path: it holds a NUL")
+    given = two_slashes(given)
     match = _SCHEME.match(given)
     if match is None:
-        return _local(_without_scheme(given))
+        return _local(given)
     scheme = match[1].lower()
     authority, slash, path = given[match.end() :].partition("/")
     path = slash + path
@@ -117,6 +118,20 @@ def parse(text: str | os.PathLike[str]) -> Location:
 def shown(text: str) -> str:
     """Return a path or name for a message: escaped and shortened."""
     return ascii(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def two_slashes(text: str) -> str:
+    """Return a path with Hadoop's short form of a local URL, `file:/x`, written out.
+
+    Raises:
+        PathError: it has another scheme, and no host.
+    """
+    short = _ONE_SLASH.fullmatch(text)
+    if short is None:
+        return text
+    if short[1].lower() != LOCAL:
+        raise PathError(f"{shown(text)} names no host; use {short[1]}://host/..., or a path alone")
+    return f"file://{short[2]}"
 
 
 def _local(path: str) -> Location:
@@ -144,17 +159,6 @@ def _check_remote(given: str, authority: str, path: str) -> None:
         raise PathError(f"{shown(given)} is refused: a port number must follow the host and ':'")
     _check_components(given, path)
     _check_length(path)
-
-
-def _without_scheme(given: str) -> str:
-    """Return a plain path as it is, and that of `file:/x`."""
-    short = ONE_SLASH.fullmatch(given)
-    if short is None:
-        return given
-    if short[1].lower() != LOCAL:
-        raise PathError(f"{shown(given)} names no host; use {short[1]}://host/..., or a path alone")
-    _check_components(given, short[2])
-    return short[2]
 
 
 def _check_components(given: str, path: str) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from feeding.errors import FeedSettingsError, PathError
+from feeding.filesystem import location
 from feeding.filesystem.hdfs.hadoop_conf import user_name
-from feeding.filesystem.location import LOCAL, ONE_SLASH, Location, parse, shown
+from feeding.filesystem.location import LOCAL, Location, parse, shown
 from tfos.errors import SettingsError
 
 _logger = logging.getLogger(__name__)
@@ -65,15 +66,10 @@ def two_slashes(path: str) -> str:
     Raises:
         FeedSettingsError: it has another scheme, and no host.
     """
-    short = ONE_SLASH.fullmatch(path)
-    if short is None:
-        return path
-    if short[1].lower() != LOCAL:
-        raise FeedSettingsError(
-            f"{path!r} names no host; use {short[1]}://host/..., or a path alone, which is on "
-            "fs.defaultFS"
-        )
-    return f"file://{short[2]}"
+    try:
+        return location.two_slashes(path)
+    except PathError as error:
+        raise FeedSettingsError(f"{error}, which is on fs.defaultFS") from None
 
 
 def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "") -> str:
