@@ -96,12 +96,6 @@ class Packer:
         """Read rows to their end and return how many they are."""
         return sum(1 for _ in rows)
 
-    def pack(self, rows: Sequence[Any]) -> Chunk:
-        """Pack these rows (at least one) as one chunk, the next of the partition."""
-        chunk = self._pack(rows)
-        self._row += len(rows)
-        return chunk
-
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         taken = list(itertools.islice(rows, 1))
         num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0

@@ -13,6 +13,7 @@ from feeding.config import FeedConfig
 from feeding.encode.arrays import ArrayPacker, columns_of
 from feeding.errors import ResultTypeError
 from feeding.sender.arrow_inference import UnansweredBatches
+from tests.support.packed import packed
 
 LIST = pa.list_(pa.float32())
 
@@ -21,7 +22,7 @@ def arrays(results, **fields):
     """Pack results as `batch_results` does and read them as these columns."""
     packer = ArrayPacker(FeedConfig())
     columns = columns_of(results)
-    (chunk,) = [packer.pack(results)] if columns is None else packer.pack_columns(columns)
+    (chunk,) = [packed(packer, results)] if columns is None else packer.pack_columns(columns)
     return arrays_of(chunk, [pa.field(name, kind) for name, kind in fields.items()])
 
 

@@ -17,12 +17,13 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import ChunkError, FeedError
 from feeding.protocol import messages
+from tests.support.packed import packed
 
 ROWS = [([1, 2, 3], 0.5, "ä", b"\0x", [1.0] * (i % 3), True, {"k": i}) for i in range(4)]
 
 
 def good():
-    chunk = Packer(FeedConfig()).pack(ROWS)
+    chunk = packed(Packer(FeedConfig()), ROWS)
     return chunk.meta, bytearray().join(chunk.encode())
 
 
@@ -141,7 +142,7 @@ def test_a_schema_has_a_limited_number_of_columns():
 
 
 def bytes_chunk():
-    chunk = Packer(FeedConfig()).pack([b"abc", b"de", b""])
+    chunk = packed(Packer(FeedConfig()), [b"abc", b"de", b""])
     return chunk.meta, bytearray().join(chunk.encode())
 
 
@@ -156,7 +157,7 @@ def test_offsets_that_leave_their_data_are_refused(offsets):
 
 
 def test_a_bool_that_is_no_bool_is_refused():
-    chunk = Packer(FeedConfig()).pack([True, False])
+    chunk = packed(Packer(FeedConfig()), [True, False])
     payload = bytearray().join(chunk.encode())
     payload[1] = 7
     with pytest.raises(ChunkError, match="neither 0 nor 1"):
@@ -164,7 +165,7 @@ def test_a_bool_that_is_no_bool_is_refused():
 
 
 def test_text_that_is_not_utf8_is_refused_when_read():
-    chunk = Packer(FeedConfig()).pack(["abc"])
+    chunk = packed(Packer(FeedConfig()), ["abc"])
     payload = bytearray().join(chunk.encode())
     payload[-8] = 0xFF
     with pytest.raises(ChunkError, match="not UTF-8"):
@@ -228,7 +229,7 @@ GOLDEN_ROWS = [([1, 2, 3], 0.5, "ä"), ([4, 5, 6], 1.5, "")]
 
 
 def test_golden_bytes():
-    chunk = Packer(FeedConfig(), epoch=2, partition=3).pack(GOLDEN_ROWS)
+    chunk = packed(Packer(FeedConfig(), epoch=2, partition=3), GOLDEN_ROWS)
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
     hello = messages.Hello(feed="f", epoch=2)

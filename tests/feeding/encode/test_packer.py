@@ -2,6 +2,7 @@
 
 import collections
 import math
+from functools import partial
 
 import hypothesis
 import numpy as np
@@ -16,6 +17,7 @@ from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.errors import RowError
+from tests.support.packed import packed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT = st.floats(allow_nan=False)
@@ -114,7 +116,7 @@ def test_groups_come_back_equal(rows, shape):
 
 
 def test_small_ints_travel_as_one_byte_and_come_back_as_ints():
-    chunk = Packer(FeedConfig()).pack([[0, 255, 7]] * 5)
+    chunk = packed(Packer(FeedConfig()), [[0, 255, 7]] * 5)
     assert chunk.meta.stored == ("uint8",)
     assert chunk.meta.schema.columns[0].dtype == "int64"
     assert rows_of(chunk)[0] == [0, 255, 7]
@@ -125,7 +127,7 @@ def test_small_ints_travel_as_one_byte_and_come_back_as_ints():
     [([-1, 3], "int16"), ([70_000, 3], "int32"), ([2**40, 3], "int64"), ([0.5, 3], "float64")],
 )
 def test_ints_travel_as_narrow_as_they_fit(row, stored):
-    chunk = Packer(FeedConfig()).pack([row])
+    chunk = packed(Packer(FeedConfig()), [row])
     assert chunk.meta.stored == (stored,)
     assert rows_of(through_wire(chunk)) == [row]
 
@@ -136,20 +138,20 @@ def test_a_float_after_ints_makes_the_column_float():
 
 
 def test_numpys_bools_among_ints_are_ints():
-    chunk = Packer(FeedConfig()).pack([[2**60 + 1, 2], [np.bool_(True), 3]])
+    chunk = packed(Packer(FeedConfig()), [[2**60 + 1, 2], [np.bool_(True), 3]])
     assert chunk.meta.schema.columns[0].dtype == "int64"
     assert rows_of(chunk) == [[2**60 + 1, 2], [1, 3]]
     assert round_trip([[1, 0.5], [np.bool_(True), 3]]) == [[1.0, 0.5], [1.0, 3.0]]
 
 
 def test_nested_lists_are_a_tensor_and_uneven_ones_are_columns():
-    chunk = Packer(FeedConfig()).pack([[[1, 2], [3, 4], [5, 6]]])
+    chunk = packed(Packer(FeedConfig()), [[[1, 2], [3, 4], [5, 6]]])
     assert chunk.meta.schema.columns[0].shape == (3, 2)
     assert round_trip([[[1, 2, 3], [4]], [[5, 6, 7], [8]]]) == [[[1, 2, 3], [4]], [[5, 6, 7], [8]]]
 
 
 def test_short_tuples_are_columns_and_long_ones_vectors():
-    pack = Packer(FeedConfig()).pack
+    pack = partial(packed, Packer(FeedConfig()))
     assert pack([(1.0, 2.0, 3.0)]).meta.schema.names == ("0", "1", "2")
     assert pack([(1.0, 2.0, 3.0, 4.0)]).meta.schema.names == ("value",)
     assert pack([(1, 2.0, 3.0, 4.0)]).meta.schema.names == ("0", "1", "2", "3")

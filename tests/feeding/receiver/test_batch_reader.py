@@ -16,6 +16,7 @@ from feeding.encode.packer import Packer
 from feeding.errors import FeedSettingsError, SchemaError
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
+from tests.support.packed import packed
 
 CONFIG = FeedConfig(starve_timeout_s=5.0)
 
@@ -156,7 +157,7 @@ def test_an_int_among_floats_is_a_float_wherever_chunks_end(rows_per_chunk):
     rows = [0.5, 2**60 + 1]
     channel = FeedChannel(CONFIG)
     for at in range(0, 2, rows_per_chunk):
-        accept(channel, Packer(FeedConfig()).pack(rows[at : at + rows_per_chunk]))
+        accept(channel, packed(Packer(FeedConfig()), rows[at : at + rows_per_chunk]))
     channel.finish("input")
     batch = BatchReader(channel).next_batch(9)
     assert isinstance(batch, Batch)
@@ -221,7 +222,7 @@ def test_rows_of_one_length_become_ragged_when_others_come():
 
 def test_a_batch_within_one_chunk_is_a_view():
     channel = FeedChannel(CONFIG)
-    chunk = Packer(FeedConfig()).pack([np.arange(3.0)] * 8)
+    chunk = packed(Packer(FeedConfig()), [np.arange(3.0)] * 8)
     accept(channel, chunk)
     channel.finish("input")
     for batch in read(BatchReader(channel), 4)[:2]:

@@ -19,6 +19,7 @@ from feeding.errors import (
 )
 from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
+from tests.support.packed import packed
 
 CONFIG = FeedConfig(starve_timeout_s=5.0)
 
@@ -99,14 +100,14 @@ def test_a_partition_that_pauses_does_not_hold_up_the_others_of_its_worker():
             channel._state.changed.notify_all()
 
     seen = []
-    offer(slow.pack([1, 2, 3]))
-    offer(quick.pack(list(range(10))))
+    offer(packed(slow, [1, 2, 3]))
+    offer(packed(quick, list(range(10))))
     with contextlib.suppress(FeedTimeout):
         for _ in range(2):
             seen.append(feed.next_batch(10))
             feed.batch_results(list(seen[-1]))
     assert seen == [[1, 2, 3], list(range(10))]
-    offer(slow.pack([4]))
+    offer(packed(slow, [4]))
     with pytest.raises(FeedTimeout):  # alone, it is waited for
         feed.next_batch(10)
 
@@ -114,7 +115,9 @@ def test_a_partition_that_pauses_does_not_hold_up_the_others_of_its_worker():
 def test_rows_of_two_partitions_never_share_a_batch_of_inference():
     channel = FeedChannel(CONFIG)
     packers = [Packer(FeedConfig(), mode="inference", session=s, partition=s) for s in (1, 2)]
-    chunks = [[p.pack([s * 10 + i, s * 10 + i + 1]) for i in (0, 2)] for s, p in enumerate(packers)]
+    chunks = [
+        [packed(p, [s * 10 + i, s * 10 + i + 1]) for i in (0, 2)] for s, p in enumerate(packers)
+    ]
     with channel._state.changed:
         for pair in zip(*chunks, strict=True):
             for chunk in pair:

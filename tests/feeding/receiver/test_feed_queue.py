@@ -14,6 +14,7 @@ from feeding.encode.packer import Packer
 from feeding.errors import LateChunk
 from feeding.receiver.batch_reader import ChunkRows, receipt_of
 from feeding.receiver.feed_queue import FeedQueue
+from tests.support.packed import packed
 
 
 def chunk(*rows, epoch=0, session=0, last=False):
@@ -23,7 +24,7 @@ def chunk(*rows, epoch=0, session=0, last=False):
     if last:
         (only,) = packer.chunks(iter(rows))
         return only
-    return packer.pack(rows)
+    return packed(packer, rows)
 
 
 def read(queue):

@@ -15,6 +15,7 @@ from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.sender.shuffle import Shuffle, ShuffledPacker
+from tests.support.packed import packed
 
 CONFIG = FeedConfig(chunk_rows=8)
 KINDS: dict[str, Any] = {
@@ -102,6 +103,6 @@ def test_a_window_ends_where_it_holds_too_many_bytes():
 
 def test_rows_of_another_type_are_not_mixed_with_those_before():
     packer = Packer(CONFIG)
-    chunks = [packer.pack([1, 2, 3]), packer.pack(["a", "b"])]
+    chunks = [packed(packer, [1, 2, 3]), packed(packer, ["a", "b"])]
     found = rows_in(list(Shuffle(1, 100).chunks(iter(chunks), 1 << 20)))
     assert (sorted(found[:3]), sorted(found[3:])) == ([1, 2, 3], ["a", "b"])
