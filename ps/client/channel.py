@@ -8,6 +8,7 @@ Threads: one at a time; ps.client holds its lock around every exchange.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,16 @@ _LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
 _chance = random.SystemRandom()
 """Not the module's, which has the user's seed, often that of all workers, and is the user's to draw
 from. Processes that were forked draw different numbers."""
+
+
+def check_is_number(timeout_s: float) -> None:
+    """Refuse NaN, of which no comparison ever tells that the time is over.
+
+    Raises:
+        PSSettingsError: it is NaN.
+    """
+    if math.isnan(timeout_s):
+        raise PSSettingsError("timeout_s must be a number of seconds, got nan")
 
 
 def server_wait_s(left_s: float) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import secrets
 import threading
 import weakref
@@ -21,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ps.client.channel import Channel, OutgoingCall
+from ps.client.channel import Channel, OutgoingCall, check_is_number
 from ps.client.channel_stats import LinkStats
 from ps.client.retry import ExchangeTimes, exchange
 from ps.errors import (
@@ -106,8 +105,8 @@ class CallTimes:
         Raises:
             PSSettingsError: `timeout_s` is NaN.
         """
-        if timeout_s is not None and math.isnan(timeout_s):
-            raise PSSettingsError("timeout_s must be a number of seconds, got nan")
+        if timeout_s is not None:
+            check_is_number(timeout_s)
         return ExchangeTimes(
             self.timeout_s if timeout_s is None else timeout_s,
             self.reconnect_s,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +30,7 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
-from ps.client.channel import server_wait_s
+from ps.client.channel import check_is_number, server_wait_s
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
 from ps.manifest.manifest import Manifest
 from ps.protocol import messages
@@ -217,8 +216,7 @@ class Saver:
     @contextmanager
     def _turn(self, timeout_s: float) -> Iterator[float]:
         """Wait until no other thread saves; yields this save's deadline (monotonic)."""
-        if math.isnan(timeout_s):
-            raise PSSettingsError("timeout_s must be a number of seconds, got nan")
+        check_is_number(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         if not self._saving.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise RequestTimeout(
