@@ -145,16 +145,8 @@ def _java(_: CollectRequest) -> Facts:
         program = os.path.join(home, "bin", "java")
     else:
         program = shutil.which("java") or "java"
-    try:
-        found = subprocess.run(
-            [program, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    found = _run([program, "-version"], COMMAND_S)
+    if found is None:
         return {"program": program, "silent_s": COMMAND_S}
     match = _JAVA_VERSION.search(found.stderr)
     if match is None:
@@ -294,17 +286,9 @@ def _tensorflow(request: CollectRequest) -> Facts:
     again = compiled_again(("tensorflow",))
     if not request.with_tensorflow:
         return {"compiled_again": again}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _IMPORT],
-            capture_output=True,
-            text=True,
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", **node_env(os.environ)},
-            stdin=subprocess.DEVNULL,
-            timeout=IMPORT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", **node_env(os.environ)}
+    done = _run([sys.executable, "-P", "-c", _IMPORT], IMPORT_S, env)
+    if done is None:
         return {"compiled_again": again, "silent_s": IMPORT_S}
     if done.returncode != 0:
         raise RuntimeError(f"exit status {done.returncode}: {_last_line(done.stderr)}")
@@ -331,6 +315,24 @@ def _hdfs(request: CollectRequest) -> Facts:
     if not files.delete(url):
         raise OSError(f"{url} was there and could not be removed")
     return {"url": url, "took_s": time.monotonic() - began_s}
+
+
+def _run(
+    command: list[str], timeout_s: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a program without input; None: it did not end in time."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _last_line(text: str) -> str:

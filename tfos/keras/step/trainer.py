@@ -46,10 +46,9 @@ logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
 """Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
-
-
 CHECKED_CALLS = 2
 """Enough for what is done before each step; a check reads every variable."""
+_WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,6 @@ class AttachedModel:
     step: GradientStep
     tables: TableTraining
     exchange: ParameterExchange
-
-
-_WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
 class PSTrainer:
