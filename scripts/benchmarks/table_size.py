@@ -64,6 +64,8 @@ CREATED_PER_S = 3.0
 """The bar of P24n: million rows per second of processor time."""
 OPTIONS = SaveOptions(full_every=1000)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_PROCESS_CLOCK = 2
+"""CPUCLOCK_SCHED of Linux."""
 
 
 class _Size(NamedTuple):
@@ -80,9 +82,12 @@ def ids_of(numbers: Array) -> Array:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process's threads so far, to the nanosecond."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """Return the processor time of a process so far, that of threads that have ended too.
+
+    To the nanosecond, where psutil counts in ticks. The clock's number is that of Linux'
+    clock_getcpuclockid(3), which Python has for threads alone.
+    """
+    return time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
 
 
 def _worker(group: BenchServers) -> PSClient:
