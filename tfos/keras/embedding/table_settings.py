@@ -208,7 +208,7 @@ def initializer_given(initializer: Any) -> Initializer:
         raise SettingsError(
             f"initializer={initializer!r} depends on a number of rows, which a table does not have "
             "by itself; use one of zeros, ones, uniform, normal, truncated_normal or constant, or "
-            "ps.initializers.variance_scaling(dim=…, num_rows=…) with a number of your own"
+            "ps.initializers.TruncatedNormal(stddev=…) with a deviation of your own"
         )
     return _of_keras(found)
 
