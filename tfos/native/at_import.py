@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def at_import(name: str, change: Callable[[ModuleType], object]) -> None:
@@ -28,7 +29,7 @@ def at_import(name: str, change: Callable[[ModuleType], object]) -> None:
 
 
 class _AtImport(MetaPathFinder):
-    """Changes the module once it is imported, and is gone then."""
+    """Finds one module as the other finders do; it is gone once the module is imported."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], object]) -> None:
         self.name = name
@@ -40,15 +41,33 @@ class _AtImport(MetaPathFinder):
         """Return the module's own spec, with a loader that changes what it has loaded."""
         if fullname != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def load_and_change(module: ModuleType) -> None:
-            load(module)
-            self._change(module)
-
-        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        others = [each for each in sys.meta_path if each is not self]
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Changing(spec.loader, self._finish)
         return spec
+
+    def _finish(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._change(module)
+
+
+class _Changing(Loader):
+    """Loads one module by its own loader, which a zip file's modules share, and changes it."""
+
+    def __init__(self, loader: Any, change: Callable[[ModuleType], object]) -> None:
+        self._loader = loader
+        self._change = change
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader  # for all that ask the module later, such as inspect
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._change(module)
