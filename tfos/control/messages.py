@@ -70,6 +70,8 @@ class RegisterReply(msgspec.Struct, frozen=True):
 
 METRIC = "metric "
 """Before the names of the metrics that main_fun reports itself, in `progress`."""
+MOST_METRICS = 20
+"""As many of these are reported as are shown: each goes with every heartbeat."""
 
 
 class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):

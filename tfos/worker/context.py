@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
-from tfos.control.messages import METRIC, Joining, RosterEntry
+from tfos.control.messages import METRIC, MOST_METRICS, Joining, RosterEntry
 from tfos.errors import PhaseError, UnsupportedModel
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
@@ -49,10 +49,6 @@ if TYPE_CHECKING:
     from tfos.worker.feeds import WorkerFeeds
     from tfos.worker.reports.epoch_reports import EpochReports
     from tfos.worker.saver import ChiefSaver
-
-
-_MOST_METRICS = 20
-"""As many as the driver shows: each goes with every heartbeat."""
 
 
 class NodeContext(PortedContext):
@@ -606,7 +602,7 @@ class NodeContext(PortedContext):
             metrics: further numbers by any name, shown by `cluster.status()`, `tfos status` and the
                 page, the first 20 of them.
         """
-        own = dict(itertools.islice((metrics or {}).items(), _MOST_METRICS))
+        own = dict(itertools.islice((metrics or {}).items(), MOST_METRICS))
         named = {f"{METRIC}{name}": value for name, value in own.items()}
         self.report_numbers({**named, "steps": step, "rows": rows, "loss": loss})
 
