@@ -92,7 +92,7 @@ class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):
-    """Rows of one feed as its worker counts them; see feeding.receiver.channel.FeedStats."""
+    """Rows of one feed as its worker counts them; see feeding.receiver.feed_queue.FeedStats."""
 
     feed: str
     fed_rows: int = 0
