@@ -265,7 +265,7 @@ def test_a_feed_tells_whether_it_was_terminated_or_all_of_them_ended():
         worker.channel.drain("other")
         worker.channel.drain()
         found = [worker.channel.stats(feed) for feed in ("input", "other")]
-        assert [(each.draining, each.is_terminated) for each in found] == [
+        assert [(each.is_drained, each.is_terminated) for each in found] == [
             (True, False),
             (True, True),
         ]
