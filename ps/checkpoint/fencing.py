@@ -31,9 +31,9 @@ from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.storage import Storage, patiently, read_small, typed_errors
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from rpc.endpoint import Endpoint
+from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)

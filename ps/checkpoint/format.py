@@ -30,10 +30,10 @@ from ps import codec
 from ps.checkpoint.digest import Count, Digest, digest
 from ps.checkpoint.score import Score
 from ps.checkpoint.tables.format import SegmentRecord
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.rules import rule_of
+from rpc.errors import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 

@@ -38,8 +38,8 @@ import msgspec
 
 from ps import codec
 from ps.checkpoint.storage import Storage, read_small, typed_errors
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
+from rpc.errors import UNREADABLE
 from rpc.process_id import ProcessId
 
 _logger = logging.getLogger(__name__)

@@ -50,12 +50,12 @@ import msgspec
 
 from ps import codec
 from ps.checkpoint.format import ShardRecord
-from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
 from ps.metadata import AttachedMetadata, MetadataName
+from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
 MAX_KEY_LENGTH = 256

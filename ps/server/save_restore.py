@@ -34,7 +34,6 @@ from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
-from ps.codec import UNREADABLE
 from ps.config import ServerSettings
 from ps.consistency.waits import Waited, wait_until
 from ps.dense.shard import DenseShard
@@ -45,6 +44,7 @@ from ps.server.request import Attempt
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
+from rpc.errors import UNREADABLE
 
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
