@@ -207,8 +207,7 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     cores = _most(job, "cores") or 1
     of_roles = {field for _, field, _ in _role_values(job)}
     yield "spark.master", _master(job)
-    if job.deploy_mode == "cluster":
-        yield "spark.submit.deployMode", "cluster"
+    yield "spark.submit.deployMode", job.deploy_mode  # spark-defaults.conf may say the other one
     yield "spark.app.name", job.name
     yield "spark.yarn.queue", job.queue
     if "memory" in of_roles:  # then Spark makes executors for each role, so many
