@@ -28,14 +28,14 @@ from ps.client.saving.periodic_saver import Period
 from ps.client.saving.saver import SaveOptions
 from ps.collector import StartFreeze
 from ps.config import ServerSettings
-from ps.errors import PSError, PSSettingsError
+from ps.errors import PSSettingsError
 from ps.protocol.permissions import ServerPhase
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
 from rpc.auth.handshake import Credentials
 from rpc.auth.process_memory import forbid_core_dumps
-from rpc.errors import RpcError
+from rpc.errors import TFOSError
 from rpc.http_page import HttpPage
 
 REPLACED_STATUS = 3
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
     try:
         return _serve(options)
-    except (PSError, RpcError, OSError) as error:
+    except (TFOSError, OSError) as error:
         sys.stderr.write(f"ps.server: {error}\n")
         return 2
 
