@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_bytes(b"s" * 32)
-    # Of the tests' own process.
+    # Of the tests' own process; a server that begins nevertheless ends at once.
     monkeypatch.setattr(serve, "forbid_core_dumps", lambda: None)
-    monkeypatch.setattr(serve, "_signals_caught", lambda: contextlib.nullcontext([]))
+    monkeypatch.setattr(serve, "_signals_caught", lambda: contextlib.nullcontext([signal.SIGTERM]))
 
     def run(*options: str) -> str:
         needed = ("--num-workers", "1", "--secret-file", str(secret), "--cluster-id", "c")

@@ -13,6 +13,7 @@ from rpc.jit.cache_directory import (
     CACHE_VARIABLE,
     CacheDirectory,
     made_private,
+    make,
     real_path,
     why_unsafe,
 )
@@ -49,12 +50,14 @@ def test_what_is_made_above_a_private_directory_is_no_reason_to_refuse_it(
 ):
     before = os.umask(mask)
     try:
-        made = made_private(tmp_path / "home" / "state" / "runs")
+        made = tmp_path / "home" / "state" / "runs"
+        make(made)
     finally:
         os.umask(before)
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     for parent in (made.parent, made.parent.parent):
         assert stat.S_IMODE(parent.stat().st_mode) == mode
+    assert made_private(made) == made
 
 
 @pytest.mark.attack("A16")
