@@ -324,9 +324,10 @@ def test_an_address_that_is_none_of_this_host_is_named_and_no_port_is_blamed(bed
         JobPage(bed.job, lambda: b"").start("192.0.2.1", 0)
 
 
-def test_a_host_that_is_none_is_refused():
-    with pytest.raises(SettingsError, match=r"page_host must be a str .*, got None"):
-        PageRequest(0, host=None).check()
+@pytest.mark.parametrize("host", [None, 7, b"127.0.0.1"])
+def test_a_host_that_is_none_is_refused(host):
+    with pytest.raises(SettingsError, match=rf"page_host must be a str .*, got {host!r}"):
+        PageRequest(0, host=host).check()
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "8080", True, 1.5])
