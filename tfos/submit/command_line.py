@@ -98,7 +98,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
     settings = {key: value for key, value in _settings(job) if value}
     settings |= _environment(job)  # an empty variable is one
     for key, value in job.conf.items():
-        if key in settings:
+        if settings.get(key, value) != value:
             raise SettingsError(
                 f"conf.{key!r} = {value!r}: another key of this file says {settings[key]!r}; "
                 "write one of the two."

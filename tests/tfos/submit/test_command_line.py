@@ -162,6 +162,10 @@ def test_counts_are_filled_into_the_programs_arguments():
     assert line.args == ("--n", "3", "--of=1+2", '{"json": 1}', "{other}", "{nodes}")
 
 
+def test_a_setting_that_says_the_same_as_another_key_is_none_too_many():
+    assert options(conf={"spark.submit.deployMode": "client"}) == options()
+
+
 def test_variables_are_the_drivers_own_in_client_mode_only():
     assert of_job(job(env={"A": "b c"})).variables == {"A": "b c"}
     text = of_job(job(env={"A": "b c"})).text("spark-submit")
