@@ -79,6 +79,15 @@ def test_a_host_that_is_not_resolved_is_named(listener, monkeypatch):
         listener.bind_tcp("no.invalid", 7)
 
 
+def test_where_no_descriptor_is_left_no_address_is_blamed(listener, monkeypatch):
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", no_socket)
+    with pytest.raises(OSError, match=r"Too many open files$"):
+        listener.bind_tcp("127.0.0.1")
+
+
 @pytest.mark.parametrize("port", [-1, 65536, 99999])
 def test_a_port_that_is_none_is_refused(listener, port):
     with pytest.raises(SettingsError, match=f"port {port} is none: choose one in 0..65535"):
