@@ -124,7 +124,9 @@ def directory_of_tickets() -> Path:
         SettingsError: there is neither.
     """
     runtime = Path(os.environ.get(RUNTIME_VARIABLE, ""))
-    if runtime.is_absolute() and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
+    # After su it may be root's, which why_unsafe trusts.
+    is_ours = runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK)
+    if is_ours and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
         return runtime / "tfos"
     cache = user_cache()
     if cache is None:

@@ -82,6 +82,12 @@ def test_a_directory_that_others_can_write_is_refused(runtime):
         ticket.read_all()
 
 
+def test_a_runtime_directory_of_another_login_is_not_used(tmp_path, monkeypatch):
+    """As after su, which leaves root's in the variable."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
+
+
 @pytest.mark.attack("A16")
 def test_a_runtime_directory_that_others_can_write_is_not_used(runtime, tmp_path, monkeypatch):
     runtime.chmod(0o777)
