@@ -133,11 +133,7 @@ def history(
         _write(json.dumps([msgspec.to_builtins(each) for each in records]))
         return
     if not records:
-        if (place := run_history.directory_of_runs()) is not None:
-            _write(f"no run has ended yet, as far as {place} knows")
-        else:
-            name = run_history.STATE_VARIABLE
-            _write(f"this user has no home directory for a history; set {name} here and at drivers")
+        _write(run_history.why_none())
         return
     _show_history(records)
 

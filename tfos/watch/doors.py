@@ -8,7 +8,6 @@ Runs in: the driver.      Threads: the one that reserves; closing on that of the
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ from tfos.watch.snapshot import JobInfo
 
 if TYPE_CHECKING:
     from tfos.watch.page_server import JobPage
-
-_OF_NO_HOME = (errno.EACCES, errno.EROFS, errno.ENOTDIR)
-"""Of a container's home, such as /home or /nonexistent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +207,7 @@ def _open_ticket(
     try:
         path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:
-        _tell(console, "`tfos status` cannot find this driver", error)
+        console.detail(f"`tfos status` cannot find this driver: {error}")
         path = None
 
     def close() -> None:
@@ -229,13 +225,7 @@ def _record_end(job: Job, console: Console) -> None:
     try:
         run_history.add(run_history.record_of(job.snapshot()))
     except OSError as error:
-        _tell(console, "`tfos history` will not have this run", error)
-
-
-def _tell(console: Console, what: str, error: OSError | SettingsError) -> None:
-    """Show what is missing; only as a detail where the user has no home that it may write."""
-    is_homeless = isinstance(error, SettingsError) or error.errno in _OF_NO_HOME
-    (console.detail if is_homeless else console.line)(f"{what}: {error}")
+        console.detail(f"`tfos history` will not have this run: {error}")
 
 
 def _has_begun(state: ClusterView) -> bool:
