@@ -15,17 +15,21 @@ from typing import Any
 
 
 def at_import(name: str, change: Callable[[ModuleType], object]) -> None:
-    """Change a module: now if it is imported already, else once it is; again is without effect.
+    """Change a module: now if it is imported already, else once it is.
 
     Args:
         name: of the module.
-        change: called with it.
+        change: called with it, in place of one that still waits for the module.
     """
     module = sys.modules.get(name)
     if module is not None:
         change(module)
-    elif not any(isinstance(each, _AtImport) and each.name == name for each in sys.meta_path):
-        sys.meta_path.insert(0, _AtImport(name, change))
+        return
+    for each in sys.meta_path:
+        if isinstance(each, _AtImport) and each.name == name:
+            each.change = change
+            return
+    sys.meta_path.insert(0, _AtImport(name, change))
 
 
 class _AtImport(MetaPathFinder):
@@ -33,7 +37,7 @@ class _AtImport(MetaPathFinder):
 
     def __init__(self, name: str, change: Callable[[ModuleType], object]) -> None:
         self.name = name
-        self._change = change
+        self.change = change
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,7 +45,9 @@ class _AtImport(MetaPathFinder):
         """Return the module's own spec, with a loader that changes what it has loaded."""
         if fullname != self.name:
             return None
-        others = [each for each in sys.meta_path if each is not self]
+        others = [
+            each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")
+        ]
         found = (each.find_spec(fullname, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
@@ -49,9 +55,9 @@ class _AtImport(MetaPathFinder):
         return spec
 
     def _finish(self, module: ModuleType) -> None:
-        if self in sys.meta_path:
+        if self in sys.meta_path:  # else a finder has asked all others again: two loaders end here
             sys.meta_path.remove(self)
-        self._change(module)
+            self.change(module)
 
 
 class _Changing(Loader):
@@ -60,6 +66,10 @@ class _Changing(Loader):
     def __init__(self, loader: Any, change: Callable[[ModuleType], object]) -> None:
         self._loader = loader
         self._change = change
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what those ask for who have only looked for the module, such as its source."""
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         created: ModuleType | None = self._loader.create_module(spec)

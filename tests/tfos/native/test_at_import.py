@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 import zipfile
+from importlib.abc import MetaPathFinder
 
 import pytest
 
@@ -52,16 +53,84 @@ def test_other_modules_of_its_zip_file_are_not_changed():
     assert inspect.getsource(first) == "NUMBER = 1\n"
 
 
-def test_a_module_that_was_looked_for_is_changed_when_it_is_imported(monkeypatch, tmp_path):
-    (tmp_path / "tfos_looked_for.py").touch()
+@pytest.fixture
+def found_by_path(monkeypatch, tmp_path):
+    """A module that nobody has imported."""
+    path = tmp_path / "tfos_on_path.py"
+    path.touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    yield path
+    sys.modules.pop("tfos_on_path", None)
+
+
+def test_a_module_that_was_looked_for_is_changed_when_it_is_imported(found_by_path):
     changed: list[object] = []
     before = len(sys.meta_path)
-    at_import("tfos_looked_for", changed.append)
-    assert importlib.util.find_spec("tfos_looked_for") is not None
+    at_import("tfos_on_path", changed.append)
+    spec = importlib.util.find_spec("tfos_on_path")
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.get_filename() == str(found_by_path)  # type: ignore[attr-defined]
     assert changed == []
-    found = importlib.import_module("tfos_looked_for")
-    monkeypatch.delitem(sys.modules, "tfos_looked_for")
+    found = importlib.import_module("tfos_on_path")
     assert changed == [found]
     assert len(sys.meta_path) == before
+
+
+def test_a_module_whose_import_failed_is_changed_once_it_succeeds(found_by_path):
+    changed: list[object] = []
+    at_import("tfos_on_path", changed.append)
+    found_by_path.write_text("raise RuntimeError\n")
+    with pytest.raises(RuntimeError):
+        importlib.import_module("tfos_on_path")
+    assert changed == []
+    found_by_path.write_text("NUMBER = 1\n")
+    found = importlib.import_module("tfos_on_path")
+    assert changed == [found]
+    importlib.reload(found)
+    assert changed == [found]
+
+
+class AsksAll(MetaPathFinder):
+    """Asks all finders again, as wrapt's does."""
+
+    def __init__(self):
+        self.is_asking = False
+
+    def find_spec(self, fullname, path, target=None):
+        if self.is_asking:
+            return None
+        self.is_asking = True
+        try:
+            return importlib.util.find_spec(fullname)
+        finally:
+            self.is_asking = False
+
+
+@pytest.mark.usefixtures("found_by_path")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_finder_that_asks_all_others_has_a_module_changed_once(place: int):
+    changed: list[object] = []
+    at_import("tfos_on_path", changed.append)
+    sys.meta_path.insert(place, AsksAll())
+    found = importlib.import_module("tfos_on_path")
+    assert changed == [found]
+
+
+@pytest.mark.usefixtures("found_by_path")
+def test_a_finder_that_cannot_find_is_passed_over_as_python_does():
+    changed: list[object] = []
+    at_import("tfos_on_path", changed.append)
+    sys.meta_path.insert(1, object())  # type: ignore[arg-type]  # on purpose
+    found = importlib.import_module("tfos_on_path")
+    assert changed == [found]
+
+
+@pytest.mark.usefixtures("found_by_path")
+def test_of_two_changes_that_wait_the_last_is_made():
+    changed: list[str] = []
+    at_import("tfos_on_path", lambda module: changed.append("first"))
+    at_import("tfos_on_path", lambda module: changed.append("last"))
+    importlib.import_module("tfos_on_path")
+    assert changed == ["last"]
