@@ -45,9 +45,7 @@ class _AtImport(MetaPathFinder):
         """Return the module's own spec, with a loader that changes what it has loaded."""
         if fullname != self.name:
             return None
-        others = [
-            each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")
-        ]
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         found = (each.find_spec(fullname, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
