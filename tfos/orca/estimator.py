@@ -186,7 +186,8 @@ class Estimator:
             label_cols: columns of the labels.
             validation_data: of the same kind as data; validates each epoch. Each worker validates
                 all that a function returns.
-            callbacks: of Keras' fit, in every worker.
+            callbacks: of Keras' fit, in every worker; those of Keras that write files in the first
+                one alone.
             class_weight: by class, as of Keras' fit.
 
         Raises:
