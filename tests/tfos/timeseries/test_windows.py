@@ -35,7 +35,7 @@ WRONG = [
     ({"id": "_TFOS_time"}, "column '_TFOS_time' is also one of the result"),
     ({"id": "parts"}, "id column 'parts' must be of texts, numbers or times, it is array<string>"),
     ({"id": "shop"}, r"id column 'shop' is a string collate UTF8_LCASE, .*cast\('string'\)"),
-    ({"id": ()}, "must be different columns"),
+    ({"id": (), "value": "leaves"}, "must be different columns"),
     ({"every": 60}, "every must be a positive timedelta"),
     ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),
     ({"time": "delay", "value": "leaves"}, "value column 'leaves' must be of numbers"),
