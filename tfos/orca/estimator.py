@@ -145,11 +145,6 @@ class Estimator:
         """
         refuse("from_keras", orca)
         config = dict(config or {})
-        if model_creator is not None and not callable(model_creator):
-            raise SettingsError(
-                f"model_creator must be a function of config, got {model_creator!r}"
-            )
-        make = None if model_creator is None else functools.partial(model_creator, config)
         settings = FitSettings(
             cluster_size=cluster_size,
             num_ps=num_ps,
@@ -164,10 +159,7 @@ class Estimator:
         if model_dir is not None:
             place = read_facts(active_context()).output_place
             model_dir = output_directory(model_dir, "models", place)
-        recipe = ModelRecipe()  # without a model until load()
-        if model is not None or make is not None:
-            recipe = recipe_of(model, make, maker="model_creator")
-        return cls(recipe, config, settings, model_dir)
+        return cls(_recipe_of(model, model_creator, config), config, settings, model_dir)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say what to call in the place of a method that Orca has.
@@ -488,6 +480,20 @@ class Estimator:
                 "the model of model_creator exists in workers only; call fit() or load() first"
             )
         return self._recipe
+
+
+def _recipe_of(model: Any, creator: Any, config: Mapping[str, Any]) -> ModelRecipe:
+    """Return the recipe of from_keras; without a model, which load() is to bring, an empty one.
+
+    Raises:
+        SettingsError: both are given, or one is something else.
+    """
+    if model is None and creator is None:
+        return ModelRecipe()
+    if creator is not None and not callable(creator):
+        raise SettingsError(f"model_creator must be a function of config, got {creator!r}")
+    make = None if creator is None else functools.partial(creator, config)
+    return recipe_of(model, make, maker="model_creator")
 
 
 def _plan_of(
