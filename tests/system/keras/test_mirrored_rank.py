@@ -375,9 +375,12 @@ def test_callbacks_in_any_shape_lose_those_that_write_files(rank):
     saves = keras.callbacks.ModelCheckpoint("best.keras")
     stops = keras.callbacks.EarlyStopping("loss")
     ready = keras.callbacks.CallbackList([saves, stops])
+    orbax = object.__new__(keras.callbacks.OrbaxCheckpoint)  # whose packages are not here
     assert of_rank(None, rank) is None
+    assert of_rank([orbax, stops], rank) == ([stops] if rank else [orbax, stops])
     assert of_rank(saves, rank) == ([] if rank else saves)
     assert list(of_rank((saves, stops), rank)) == ([stops] if rank else [saves, stops])
+    assert of_rank([[saves], stops], rank) == ([stops] if rank else [[saves], stops])
     assert of_rank(ready, rank) is ready
     assert (saves in ready.callbacks, stops in ready.callbacks) == (not rank, True)
 

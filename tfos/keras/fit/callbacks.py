@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _WRITING = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.OrbaxCheckpoint,
     keras.callbacks.TensorBoard,
 )
 
@@ -52,16 +53,16 @@ def of_rank(given: Any, rank: int) -> Any:
     All workers have the same path. Two that write one `.keras` file at once leave a broken one.
 
     Args:
-        given: of `fit`: None, one, several, or Keras' CallbackList, which then loses the others.
+        given: of `fit`: None, one, several, also nested, or Keras' CallbackList, which then loses
+            the others.
         rank: of this worker.
     """
-    if given is None or rank == 0:
+    if not given or rank == 0:
         return given
     if isinstance(given, keras.callbacks.CallbackList):
         given.callbacks = of_rank(given.callbacks, rank)
         return given
-    several = given if isinstance(given, list | tuple) else [given]
-    return [each for each in several if not isinstance(each, _WRITING)]
+    return [each for each in keras.tree.flatten(given) if not isinstance(each, _WRITING)]
 
 
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types
