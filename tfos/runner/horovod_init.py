@@ -4,7 +4,7 @@ Covers: the `init` of Horovod's modules.      Does not: import Horovod.
 Runs in: a rank's process.
 
 A program that changes its launcher's line alone still calls `hvd.init()`. Nothing of Horovod joins
-the ranks of tfos, so each would be rank 0 of 1 and train a model of its own.
+the ranks of tfos, so each would be rank 0 of 1: with tfos.run it trains a model of its own.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _check_init(module: ModuleType, num_ranks: int) -> None:
         if module.size() == 1:
             raise UnsupportedError(
                 f"{module.__name__}.init() has found 1 process in a run of {num_ranks} ranks: "
-                "nothing joins Horovod here, and each rank would train a model of its own. Replace "
-                "its calls by those of tfos.runner, whose rank() and allreduce() need no init, and "
+                "nothing joins Horovod here, and each rank would be its rank 0 of 1. Replace its "
+                "calls by those of tfos.runner, whose rank() and allreduce() need no init, and "
                 "DistributedOptimizer by tfos.MirroredStrategyRunner: docs/guides/runner.md, From "
                 "Horovod's programs"
             )

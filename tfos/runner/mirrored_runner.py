@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -156,16 +157,18 @@ def _tasks(num_slots: int, num_gpus: float, resource: str, *, has_own_strategy: 
         has_own_strategy: whether it takes all GPUs of a task; `fit` of tfos trains on one.
 
     Raises:
-        SettingsError: GPUs of a task would do nothing.
+        SettingsError: that is no whole number.
     """
     if num_gpus <= 1:
         return num_slots
     found = f"{_amount_of(resource)} is {num_gpus:g}, and num_slots={num_slots}"
     if not has_own_strategy:
-        raise SettingsError(
-            f"{found}: fit trains on one GPU of each task, so the others would do nothing. Set the "
-            "former to 1; num_slots is then the number of GPUs that train"
+        warnings.warn(
+            f"{found}: fit trains on one GPU of each task. Unless train_fn uses the others, set "
+            "the former to 1; num_slots is then the number of GPUs that train",
+            stacklevel=3,
         )
+        return num_slots
     if num_slots % num_gpus:
         raise SettingsError(
             f"{found}, which counts GPUs and is no multiple of it: the strategy takes all GPUs of "

@@ -280,7 +280,7 @@ class ServerAccess:
         if self._tells_of_others and not has_joined and not self._endpoints:
             _logger.warning(
                 "%s ends, and main_fun has built no strategy in this process that joins the %d "
-                "workers: what it trained is a model of its own. Build strategy = "
+                "workers: whatever it trained is a model of its own. Build strategy = "
                 "tf.distribute.MultiWorkerMirroredStrategy() and the model in its scope; without "
                 "use_custom_strategy=True MirroredStrategyRunner distributes fit, without "
                 "ps='tensorflow' ctx.distribute(model, consistency='sync') does",

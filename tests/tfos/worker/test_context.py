@@ -201,7 +201,7 @@ def test_a_chief_that_has_joined_no_other_worker_is_told_once(
     told = [each for each in caplog.messages if "has built no strategy" in each]
     assert len(told) == is_told
     assert all(
-        "joins the 2 workers: what it trained is a model of its own" in each for each in told
+        "joins the 2 workers: whatever it trained is a model of its own" in each for each in told
     )
 
 
