@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
@@ -115,7 +116,7 @@ class Estimator:
         seed: int | None = 0,
         exactly_once: bool = False,
         verbose: bool = True,
-        **orca: Any,
+        **orca: Never,
     ) -> Estimator:
         """Return an estimator of a compiled Keras model; of none, which load() gives it.
 
@@ -161,17 +162,19 @@ class Estimator:
             model_dir = output_directory(model_dir, "models", place)
         return cls(_recipe_of(model, model_creator, config), config, settings, model_dir)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Say what to call in the place of a method that Orca has.
+    if not TYPE_CHECKING:  # which would take any name for an attribute
 
-        Args:
-            name: of an attribute that is not here.
+        def __getattr__(self, name: str) -> Never:
+            """Say what to call in the place of a method that Orca has.
 
-        Raises:
-            AttributeError: in any case.
-        """
-        told = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(f"{told}: {METHODS[name]}" if name in METHODS else told)
+            Args:
+                name: of an attribute that is not here.
+
+            Raises:
+                AttributeError: in any case.
+            """
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{told}: {METHODS[name]}" if name in METHODS else told)
 
     def fit(  # noqa: PLR0913 - Orca's arguments
         self,
@@ -183,7 +186,7 @@ class Estimator:
         validation_data: Data | None = None,
         callbacks: Sequence[keras.callbacks.Callback] | None = None,
         class_weight: Mapping[int, float] | None = None,
-        **orca: Any,
+        **orca: Never,
     ) -> dict[str, list[float]]:
         """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
 
@@ -240,7 +243,7 @@ class Estimator:
         batch_size: int = 32,
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
-        **orca: Any,
+        **orca: Never,
     ) -> dict[str, float]:
         """Return the loss and the compiled metrics, as Keras' evaluate does.
 
@@ -273,7 +276,7 @@ class Estimator:
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
         batch_size: int | None = None,
-        **orca: Any,
+        **orca: Never,
     ) -> DataFrame:
         """Return the DataFrame with the model's outputs as further columns.
 
@@ -313,7 +316,7 @@ class Estimator:
         """Return the compiled Keras model."""
         return model_of(self._trained().content)
 
-    def save(self, path: str, **orca: Any) -> None:
+    def save(self, path: str, **orca: Never) -> None:
         """Write the model as a `.keras` file; a warning tells if its name is another.
 
         Args:
@@ -322,7 +325,7 @@ class Estimator:
         """
         refuse("save", orca)
         model_files.write_model(path, self._trained().content)
-        if not path.endswith(".keras"):
+        if not os.fspath(path).endswith(".keras"):
             warnings.warn(
                 f"the model is at {path} as a .keras file: load() reads it, and "
                 "keras.models.load_model only under a name that ends in .keras. Rename it, or "
@@ -330,7 +333,7 @@ class Estimator:
                 stacklevel=2,
             )
 
-    def load(self, path: str, **orca: Any) -> None:
+    def load(self, path: str, **orca: Never) -> None:
         """Take the model of a `.keras` file; the next fit begins with it.
 
         Args:

@@ -57,7 +57,8 @@ def test_a_model_that_keras_would_not_load_by_its_name_is_told_and_loads_here(tm
             estimator.save(str(tmp_path / name))
         estimator.load(str(tmp_path / name))
         assert estimator._trained().content == COMPILED
-    estimator.save(str(tmp_path / "m.keras"))  # a warning would fail
+    for path in (str(tmp_path / "m.keras"), tmp_path / "m.keras"):
+        estimator.save(path)  # a warning would fail
 
 
 def test_an_estimator_without_a_model_takes_that_of_load(tmp_path):
@@ -94,7 +95,9 @@ def test_what_orca_has_and_this_has_not_is_refused_with_what_to_do():
         with pytest.raises(SettingsError, match=text):
             call(**given)
         with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
-            call(nonsense=1)
+            call(nonsense=1)  # type: ignore[arg-type]  # mypy sees it, too
+    with pytest.raises(AttributeError, match="'fti'"):
+        Estimator.from_keras().fti()  # type: ignore[attr-defined]  # mypy sees it, too
     text = r"from_keras\(model_dir=path\), then load_latest_checkpoint\(\)"
     with pytest.raises(AttributeError, match=text):
         estimator.load_latest_orca_checkpoint("/runs/7")
