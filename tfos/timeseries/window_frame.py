@@ -60,7 +60,7 @@ def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
         SettingsError: a column or a number cannot work. What is wrong in the rows raises DataError
             in Spark's job, with the series and the time.
     """
-    series = (id,) if isinstance(id, str) else tuple(id or ())
+    series = (id,) if isinstance(id, str) else () if id is None else tuple(id)
     for name, number in (("lookback", lookback), ("horizon", horizon), ("step", step)):
         if type(number) is not int or number < 1:
             raise SettingsError(f"{name} must be an int >= 1, got {number!r}")
