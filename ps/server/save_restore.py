@@ -56,11 +56,11 @@ class ShardExtra(msgspec.Struct, frozen=True):
     clock: int
     sessions: tuple[SessionRecord, ...] | None
     """None: after a restore into another number of servers; their numbers mean nothing here."""
-    saved_at_s: float = 0.0
+    saved_at_s: float
     """When the snapshot was made, in seconds since 1970: only to tell users how much was lost."""
-    notes: dict[str, str] = {}
-    """Of ps:0: JSON texts by name. Versions that know no metadata pass it over."""
-    resumed_step: int = -1
+    notes: dict[str, str]
+    """Of ps:0: JSON texts by name."""
+    resumed_step: int
     """The checkpoint of an earlier run from which the run went on; -1: it began anew."""
 
 
@@ -350,7 +350,7 @@ def restore_into(
     extras = {file.rank: _decode(file) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
-    own = extras.get(settings.rank, ShardExtra(0, ()))
+    own = extras.get(settings.rank, ShardExtra(0, (), saved_at_s=0.0, notes={}, resumed_step=-1))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
