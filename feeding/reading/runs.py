@@ -70,11 +70,11 @@ class Order:
     window: int
     """Rows per shuffled window; 1: no shuffling."""
     epoch: int
-    width: int = 1
+    width: int
     """Splits read side by side."""
-    window_bytes: int = 1 << 62
+    window_bytes: int
     """A window ends before it exceeds them."""
-    directory: str = ""
+    directory: str
     """The files' common directory on this host, which is no part of a window's name."""
 
 

@@ -344,8 +344,8 @@ def read_newest(
     root: Root,
     read: Callable[[list[Checkpoint]], Found],
     *,
-    strict: bool = False,
-    job: str | None = None,
+    strict: bool,
+    job: str | None,
     is_told: bool = True,
 ) -> Found:
     """Return what `read` makes of the newest chain that it accepts; log why newer ones are skipped.

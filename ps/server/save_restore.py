@@ -31,7 +31,7 @@ from ps.checkpoint.reader import ChainFiles, ShardFile
 from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage
 from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
 from ps.codec import UNREADABLE
@@ -106,7 +106,7 @@ class ShardSaving:
         open_storage: opens a directory as clients name it.
     """
 
-    def __init__(self, rank: int, open_storage: OpenStorage = storage_at) -> None:
+    def __init__(self, rank: int, open_storage: OpenStorage) -> None:
         self._open_storage = open_storage
         self._rank = rank
         self._changed = threading.Condition()
