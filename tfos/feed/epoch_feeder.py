@@ -1,7 +1,7 @@
 """Epoch feeder: feeds one epoch of a feed until every worker has trained it.
 
-Covers: its Spark job, its end at every worker, rows of lost workers, the log of which route (shared
-memory, Unix socket, TCP) rows take.
+Covers: its Spark job, its end at every worker, rows of lost workers, the log of which transport
+(shared memory, Unix socket, TCP) rows take.
 Does not: know what is fed (tfos.feed.sources) or which epoch of a call it is
 (tfos.feed.cluster_feeder), wait or judge failures (tfos.feed.watch), carry rows
 (feeding.sender.task does, from executors straight to workers).

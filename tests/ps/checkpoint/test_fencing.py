@@ -123,6 +123,7 @@ LOST = {
     "lost": None,
     "empty": b"",
     "cut": b'{"cluster_id":"c","number":3,"ho',
+    "without its digest": b'{"cluster_id":"c","number":1,"host":"h","pid":1,"token":"ab"}',
     "noise": bytes(range(256)),
 }
 
