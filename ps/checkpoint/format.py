@@ -73,6 +73,12 @@ class ShardIndex(msgspec.Struct, frozen=True):
     """Every segment of every table, in the manifest's order."""
 
 
+class _FormatNumber(msgspec.Struct, frozen=True):
+    """What a manifest of every format has."""
+
+    format: int
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a committed manifest."""
 
@@ -162,13 +168,14 @@ def decode_manifest(data: bytes, path: str) -> Checkpoint:
             f"{path} is damaged: its digest is {digest(body)}, its first line says {first[:64]!r}"
         )
     try:
-        checkpoint = codec.json(body, Checkpoint)
+        found = codec.json(body, _FormatNumber).format  # first: another one has other fields
+        checkpoint = codec.json(body, Checkpoint) if found == FORMAT else None
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
-    if checkpoint.format != FORMAT:
+    if checkpoint is None:
         raise CheckpointError(
-            f"{path} has format {checkpoint.format}; this version reads {FORMAT}. Restore it with "
-            "the version of tfos that saved it"
+            f"{path} has format {found}; this version reads {FORMAT}. Restore it with the version "
+            "of tfos that saved it"
         )
     if checkpoint.base is not None and checkpoint.base >= checkpoint.step:
         raise CheckpointError(

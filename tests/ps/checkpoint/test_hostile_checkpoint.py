@@ -54,8 +54,14 @@ def two_steps(tmp_path, trained):
 
 
 @pytest.mark.fault("F42")
-def test_a_later_format_is_refused_with_both_versions(two_steps):
-    rewrite(two_steps, lambda data: data.update(format=2))
+@pytest.mark.parametrize("without", [(), ("score", "shards")])
+def test_a_later_format_is_refused_with_both_versions(two_steps, without: tuple[str, ...]):
+    def change(data: dict[str, object]) -> None:
+        data["format"] = 2
+        for name in without:
+            del data[name]
+
+    rewrite(two_steps, change)
     with pytest.raises(CheckpointError, match=r"has format 2; this version reads 1\. Restore"):
         choice.read_manifest(two_steps, 900)
 
