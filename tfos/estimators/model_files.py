@@ -144,18 +144,17 @@ def state_of(model_dir: str, model: int) -> SavedFit:
     record = _record(model_dir, model)
     try:
         found = json.loads(read_model(record))
-        servers = found["servers"]
-        is_known = servers is not None and "step" in found
+        servers, step = found["servers"], found["step"]
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
     newest = None
-    if is_known:
+    if servers is not None:
         with contextlib.suppress(CheckpointError):
             newest = _newest_step(model_dir, servers)
-    return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
+    return SavedFit(model, servers, is_behind=newest not in (None, step))
 
 
 def _has_saved(model_dir: str, servers: int) -> bool:
