@@ -144,7 +144,8 @@ def state_of(model_dir: str, model: int) -> SavedFit:
     record = _record(model_dir, model)
     try:
         found = json.loads(read_model(record))
-        servers, step = found["servers"], found["step"]
+        servers = found["servers"]
+        step = None if servers is None else found["step"]
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
