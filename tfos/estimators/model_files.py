@@ -145,17 +145,17 @@ def state_of(model_dir: str, model: int) -> SavedFit:
     try:
         found = json.loads(read_model(record))
         servers = found["servers"]
-        step = None if servers is None else found["step"]
+        is_known = servers is not None and "step" in found
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
     newest = None
-    if servers is not None:
+    if is_known:
         with contextlib.suppress(CheckpointError):
             newest = _newest_step(model_dir, servers)
-    return SavedFit(model, servers, is_behind=newest not in (None, step))
+    return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
 
 
 def _has_saved(model_dir: str, servers: int) -> bool:
