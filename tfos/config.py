@@ -289,7 +289,7 @@ class ClusterConfig:
     """Show progress and the nodes' output on the driver's standard error."""
     show_details: bool = False
     """Show there what tfos says of itself too: its INFO lines in the nodes' logs, which files have
-    them anyway, and the routes of rows."""
+    them anyway, and the transports of rows."""
 
     @property
     def replaces_nodes(self) -> bool:

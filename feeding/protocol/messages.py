@@ -30,7 +30,7 @@ from feeding.errors import ChunkError
 from rpc.errors import UNREADABLE
 from rpc.limits import Limits
 
-VERSION = 5
+VERSION = 1
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 LIMITS = Limits(max_meta_bytes=1 << 20)
@@ -43,7 +43,7 @@ Meta = TypeVar("Meta")
 
 
 class _HelloHead(msgspec.Struct, frozen=True, array_like=True, tag="Hello"):
-    """What a Hello of every version from 5 on begins with, so that each can tell another."""
+    """What a Hello of every version begins with, so that each can tell another."""
 
     version: int
 

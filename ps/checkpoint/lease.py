@@ -58,9 +58,8 @@ class Holder(ProcessId, frozen=True, kw_only=True):
 
     owner: str
     host: str
-    token: str = ""
-    """Names this lease among all, and its beat; empty in leases of a version that renewed them in
-    place."""
+    token: str
+    """Names this lease among all, and its beat."""
 
     def __str__(self) -> str:
         return f"job {self.owner!r} (host {self.host}, pid {self.pid})"

@@ -508,7 +508,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     feed: str
 
 
-class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
+class FenceWorker(msgspec.Struct, frozen=True, tag=True):
     """This worker is lost: servers fence it, and wait for it once a newer attempt trains."""
 
     rank: int

@@ -53,7 +53,7 @@ class RunSaves:
         """Resume and save by the user's plan from now on; tell the driver what is trained."""
         self._start(context)
         if context.is_chief and self._settings.feeds:
-            run, resumes = self._settings.cluster_id, context.resumes_epochs
+            run, resumes = self._settings.cluster_id, context.servers.resumes_epochs
             self._trained.begin(self._saver, context.ps_client, run=run, resumes=resumes)
 
     def begin_late(self, context: NodeContext) -> None:
@@ -61,7 +61,7 @@ class RunSaves:
         self._start(context)
         if self._saver is not None and self._settings.feeds:
             self._trained.begin_late(self._saver, context.ps_client)
-            if context.resumes_rate and self._saver.restored_step is not None:
+            if context.servers.resumes_rate and self._saver.restored_step is not None:
                 _logger.warning(
                     "this run goes on from step %d with num_ps=0, where nothing tells in time "
                     "which epochs that run had trained: every epoch that is fed is trained. Feed "
@@ -91,7 +91,7 @@ class RunSaves:
         self._send(messages.SavedNow(order.number, path, step, error))
 
     def _start(self, context: NodeContext) -> None:
-        self._saver = context.saver()
+        self._saver = context.servers.saver()
         if self._saver is None:
             return
         self._saver.start()

@@ -71,6 +71,8 @@ class ServerAccess:
         self._config, self._num_workers = settings.config, settings.num_workers
         self._is_fed = bool(settings.feeds)
         self._are_tensorflows = settings.has_tensorflow_servers
+        has_others = settings.is_mirrored and self._num_workers > 1
+        self._tells_of_others = has_others and self._node.is_chief
         self._workers = training_nodes(roster, has_tensorflow_servers=self._are_tensorflows)
         uses_none = self._are_tensorflows or self._node.is_evaluator
         self._endpoints = [] if uses_none else server_endpoints(roster)
@@ -79,6 +81,7 @@ class ServerAccess:
         self._place = (spec.executor.host, spec.socket_dir)
         self._rank_group, self._on_own_shard = rank_group, on_own_shard
         self._own_shard: OwnShard | None = None
+        self._saver: ChiefSaver | None = None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         self._client: PSClient | None = None
         self._run_notes: RunNotes | None = None
@@ -172,13 +175,21 @@ class ServerAccess:
                 aside(client.bring_answers)
 
     def saver(self) -> ChiefSaver | None:
-        """Return the saver of the cluster's checkpoints; None on workers that do not save."""
+        """Return a new saver of the cluster's checkpoints; None on workers that do not save."""
         from tfos.worker.saver import ChiefSaver
 
         plan, joins = self._config.checkpoints, self._identity.generation > 0
         if plan is None or not self._node.is_chief or not self._endpoints:
             return None
-        return ChiefSaver(plan, self.new_client, self._storages, joins=joins)
+        self._saver = ChiefSaver(plan, self.new_client, self._storages, joins=joins)
+        return self._saver
+
+    def save_now(self) -> str | None:
+        """Save what has changed, in one try; return why that failed, empty if it did not.
+
+        None on workers that do not save, and without checkpoints.
+        """
+        return None if self._saver is None else self._saver.save_once()
 
     def serve_where_none_are(self, model: Any, consistency: Consistency) -> None:
         """In a cluster without servers, serve one shard per worker, in the workers.
@@ -267,11 +278,24 @@ class ServerAccess:
         if is_empty or self._leaves_tensorflow_out:
             self.check_used(what)
 
-    def finish(self) -> None:
+    def finish(self, *, has_joined: bool = False) -> None:
         """Leave the training finally: barriers no longer wait for this worker.
 
         A worker that never used the servers also sends this: the others' epochs wait for it.
+
+        Args:
+            has_joined: whether TensorFlow in this process has joined that of the other workers.
         """
+        if self._tells_of_others and not has_joined and not self._endpoints:
+            _logger.warning(
+                "%s ends, and main_fun has built no strategy in this process that joins the %d "
+                "workers: whatever it trained is a model of its own. Build strategy = "
+                "tf.distribute.MultiWorkerMirroredStrategy() and the model in its scope; without "
+                "use_custom_strategy=True MirroredStrategyRunner distributes fit, without "
+                "ps='tensorflow' ctx.distribute(model, consistency='sync') does",
+                self._name,
+                self._num_workers,
+            )
         if self._leaves_tensorflow_out:
             _logger.warning(
                 "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "
