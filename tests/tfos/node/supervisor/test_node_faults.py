@@ -65,6 +65,33 @@ def test_an_exception_arrives_with_the_users_traceback_first(bed):
     bed.assert_nothing_left()
 
 
+@pytest.mark.fault("F03")
+def test_an_exception_arrives_also_if_the_stop_comes_before_its_process_has_ended(bed):
+    def main_fun(args, ctx):
+        import sys
+        import threading
+        import time
+
+        def go_on():  # no daemon: the process waits for it
+            threading.main_thread().join()
+            sys.stdout.write("the main thread has ended\n")
+            sys.stdout.flush()
+            time.sleep(1000)
+
+        threading.Thread(target=go_on).start()
+        raise ValueError("the cause")
+
+    run = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    bed.log_line("the main thread has ended")
+    bed.order("worker:0", messages.Stop("worker:1 failed", 1.0))
+    failure = bed.failure("worker:0")
+    assert (failure.error_type, failure.message) == ("ValueError", "the cause")
+    assert failure.phase == "main_fun"
+    run.wait()
+    bed.assert_nothing_left()
+
+
 def segfault(args, ctx):
     import ctypes
 
