@@ -282,6 +282,19 @@ class SavedNow(msgspec.Struct, frozen=True, tag=True):
     """Why nothing was saved; empty: it was."""
 
 
+class NotSaved(msgspec.Struct, frozen=True, tag=True):
+    """The chief's saves fail, by time again and again, or the last one."""
+
+    directory: ShortText
+    """Or URL, of Checkpoints."""
+    error: ShortText
+    """Why."""
+    step: int = -1
+    """The newest that is saved; -1: there is none."""
+    is_last: bool = False
+    """main_fun has returned, and no further save is tried."""
+
+
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
@@ -358,6 +371,7 @@ Event = (
     | EpochTrained
     | BestSaved
     | SavedNow
+    | NotSaved
     | Evaluated
     | PhaseChanged
     | ServesShard

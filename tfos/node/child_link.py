@@ -77,6 +77,7 @@ FromChild = (
     | messages.EpochTrained
     | messages.BestSaved
     | messages.SavedNow
+    | messages.NotSaved
     | messages.Evaluated
     | messages.UpdatesLost
     | messages.Done

@@ -193,7 +193,7 @@ class WorkerProcess:
                 context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
             self._feeds.trained.end()
             if saver is not None:
-                self._feeds.trained.closed(saver.close())
+                self._feeds.trained.closed(self._saves.close(saver))
             context.finish()
             self._activity.enter("sending the output")
             context.send_output()

@@ -201,6 +201,20 @@ def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     assert (state.fatal, state.phase) == ([], ClusterPhase.RUNNING)
 
 
+@pytest.mark.fault("F40")
+def test_saves_that_fail_are_warned_of_with_the_place_and_the_newest_step():
+    state = _running()
+    again = messages.NotSaved("/s", "OSError: no room", 3)
+    (warning,) = state.on_event(node_id("worker:0"), again, NOW)
+    assert isinstance(warning, Warn)
+    told = "saving in /s failed: OSError: no room; the newest step is 3. The training goes on"
+    assert warning.text.endswith(told)
+    last = messages.NotSaved("/s", "OSError: no room", is_last=True)
+    (warning,) = state.on_event(node_id("worker:0"), last, NOW)
+    assert "the last save in /s failed: OSError: no room; it has no step yet" in warning.text
+    assert state.failures == []
+
+
 def test_losing_workers_one_by_one_ends_in_failure():
     state = _running(4, 1)
     _fail(state, "worker:1", signal=9)
