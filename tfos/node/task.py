@@ -157,6 +157,8 @@ class NodeTask:
             _clean_up(executor)
             # A failed task is started again, while the driver still waits for this node.
             raise NodeStartError(f"{where}: its supervisor vanished while the cluster started")
+        if last.is_cut_off:
+            raise NodeStartError(f"{where}: {last.reason}")
         if last.state is State.RELEASED and self.hold_slot:
             last = handle.wait(frozenset({State.ENDED}))
         if last is None:

@@ -19,7 +19,7 @@ from rpc.auth.handshake import Identity, Role
 from tests.support.feed import eventually
 from tests.support.marked_processes import wait_gone
 from tests.support.node_places import DriverLine
-from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
+from tests.support.nodes import WAIT_S, exited, send_signal, wait_forever
 from tests.support.ps_cluster import ADD, filled, make_manifest
 from tfos.config import Checkpoints
 from tfos.control import messages
@@ -431,10 +431,62 @@ def _base64(data: bytes) -> bytes:
     return base64.b64encode(data)
 
 
-def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
-    bed.start(bed.bundle("ps:0"))
+@pytest.mark.fault("F14")
+def test_a_supervisor_told_to_terminate_reports_a_lost_node_and_takes_everything_with_it(bed):
+    def main_fun(args, ctx):
+        import time
+
+        try:
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            return "as if all was well"
+
+    server = bed.start(bed.bundle("ps:0"))
+    worker = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("ps:0", "worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    for name in ("ps:0", "worker:0"):
+        send_signal(bed.registered(name).pid, signal.SIGTERM)
+        assert bed.failure(name).error_type == EXECUTOR_LOST
+        assert "its supervisor got SIGTERM" in bed.failure(name).message
+    assert (server.wait().outcome, worker.wait().outcome) == ("ended", "ended")
+    events = [value for kind, value in bed.handler.notes if kind == "event"]
+    for name in ("ps:0", "worker:0"):
+        ends = [
+            type(event)
+            for node, event in events
+            if node.name == name and isinstance(event, messages.Failed | messages.Done)
+        ]
+        assert ends[0] is messages.Failed, "what comes behind it is of a node that is lost"
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F14")
+def test_a_node_that_a_signal_ends_while_the_cluster_starts_fails_its_task(bed):
+    run = bed.start(bed.bundle("ps:0"))
     bed.event("ps:0", messages.Listening)
     send_signal(bed.registered("ps:0").pid, signal.SIGTERM)
+    with pytest.raises(NodeStartError, match=r"ps:0 on executor .* its supervisor got SIGTERM"):
+        run.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F15")
+def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
+    def main_fun(args, ctx):
+        import time
+
+        time.sleep(1000)
+
+    run = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    bed.order("worker:0", messages.Stop("over", WAIT_S))
+    bed.heartbeat("worker:0", lambda beat: beat.phase == "stopping")
+    send_signal(bed.registered("worker:0").pid, signal.SIGTERM)
+    assert run.wait().reason == "over"
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    assert not any(isinstance(event, messages.Failed) for event in events)
     bed.assert_nothing_left()
 
 
