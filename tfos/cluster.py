@@ -390,10 +390,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 failure = finish_stream(
                     ssc, self._coordinator, self._reserved.console, timeout_s=timeout_s
                 )
-            with self._streams.stopped(timeout_s):
+            with self._streams.stopped(timeout_s, failure):
                 self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
-            if failure is not None:
-                raise failure
 
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))
