@@ -344,9 +344,14 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class CutShort(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process still ran after main_fun when a stop's grace ended; it is killed."""
+    """The worker's process still ran after main_fun when a stop's grace ended; it is killed.
+
+    Or it has ended then by a signal, or with another exit code than 0.
+    """
 
     grace_s: float
+    how: ShortText = ""
+    """How it has ended by itself; empty: the grace ended."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -98,6 +98,11 @@ def work_lost(
         return Warn(event.text)
     if isinstance(event, messages.NotSaved):
         return _not_saved(member, event)
+    if event.how:
+        return Warn(
+            f"{member.where} {event.how} after main_fun had returned: what its exit handlers or "
+            "threads had to write may be missing. Let main_fun wait for them"
+        )
     return Warn(
         f"{member.where} still ran exit handlers or threads {event.grace_s:g} s after it was told "
         "to stop, and was killed: what they had to write is missing. Let main_fun wait for them, "

@@ -396,6 +396,8 @@ class Supervisor:
         self._read_last_output(child)
         self._on_link()
         self._update_heartbeat_state(child_pid=0)
+        if self._is_done and self._planned.runs_main_fun and child.exit != Exit(0, None):
+            self._reporter.report(messages.CutShort(0.0, self._text_of(child)))
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
@@ -418,12 +420,16 @@ class Supervisor:
         self._restarts.repeat_orders(self._tell_child)
 
     def _failure_of(self, child: children.Child) -> NodeFailure:
-        how = child.reap() or Exit(None, None)
         if self._raised is not None:
             return failure.raised(self._failure("", ""), self._raised)
+        text = f"{self._node.name} {self._text_of(child)}"
+        return failure.died(self._failure("ProcessDied", text), child.reap() or Exit(None, None))
+
+    def _text_of(self, child: children.Child) -> str:
+        """Return how a child has ended, as text after its name."""
+        how = child.reap() or Exit(None, None)
         text = failure.describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)
-        text = f"{self._node.name} {text}{self._kill_reason}"
-        return failure.died(self._failure("ProcessDied", text), how)
+        return f"{text}{self._kill_reason}"
 
     def _failure(self, error_type: str, message: str) -> NodeFailure:
         return NodeFailure(

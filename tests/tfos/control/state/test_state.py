@@ -185,6 +185,11 @@ def test_a_worker_that_was_killed_in_its_exit_handlers_is_a_warning_with_the_nex
     assert isinstance(warning, Warn)
     assert "worker:1@host-b still ran exit handlers or threads 5 s after" in warning.text
     assert "shutdown(grace_secs=...)" in warning.text
+    (warning,) = state.on_event(
+        node_id("worker:1"), messages.CutShort(0.0, "killed by SIGKILL"), NOW
+    )
+    assert isinstance(warning, Warn)
+    assert "worker:1@host-b killed by SIGKILL after main_fun had returned: " in warning.text
     assert state.failures == []
 
 

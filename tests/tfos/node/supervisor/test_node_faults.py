@@ -689,6 +689,50 @@ def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_long
     bed.assert_nothing_left()
 
 
+@pytest.mark.fault("F04")
+@pytest.mark.parametrize(
+    ("how", "is_stopped", "told"),
+    [
+        (kill_itself, False, ["killed by SIGKILL"]),
+        (exit_at_once, True, ["ended with exit code 7"]),
+        (None, True, []),
+    ],
+    ids=["killed", "exit 7 behind the stop", "well"],
+)
+def test_a_process_that_dies_after_main_fun_has_returned_is_told(
+    bed, tmp_path, how, is_stopped, told
+):
+    def main_fun(args, ctx):
+        import threading
+
+        def end():
+            import os
+            import time
+
+            while not os.path.exists(args):
+                time.sleep(0.01)
+            if how is not None:
+                how(7, None)
+
+        threading.Thread(target=end).start()
+
+    path = tmp_path / "may-end"
+    run = bed.start(bed.bundle("worker:0", main_fun, str(path)))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    if is_stopped:
+        bed.order("worker:0", messages.Stop("shutdown", WAIT_S, is_orderly=True))
+        bed.heartbeat("worker:0", lambda beat: beat.phase == "stopping")
+    path.touch()
+    if not is_stopped:
+        bed.heartbeat("worker:0", lambda beat: beat.phase == "done" and not beat.child_pid)
+        bed.order("worker:0", messages.Stop("shutdown", WAIT_S, is_orderly=True))
+    assert run.wait().reason == "shutdown"
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    assert [each.how for each in events if isinstance(each, messages.CutShort)] == told
+    bed.assert_nothing_left()
+
+
 @pytest.mark.fault("F15")
 def test_exit_handlers_that_an_abort_cuts_short_bring_no_advice_about_the_shutdown(bed, tmp_path):
     args = {"may_end": str(tmp_path / "may-end"), "done": str(tmp_path / "done")}
