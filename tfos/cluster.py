@@ -253,7 +253,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 or a DStream, whose batches are fed as they come (returns None at once).
             num_epochs: how often, 0 or more; each epoch reads the data again. 0 means 10, and once
                 for each batch of a DStream.
-            feed_timeout: seconds without any worker taking a row until feeding fails.
+            feed_timeout: seconds without any worker taking a row until a feed task fails. Spark
+                repeats it, `spark.task.maxFailures` times in all (4), before feeding fails.
             qname: which feed.
             columns: of a DataFrame, in this order; None: all of them.
             nulls: missing values of a DataFrame: "error" refuses them; a value fills the columns

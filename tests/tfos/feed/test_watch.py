@@ -257,5 +257,7 @@ def test_a_task_that_waited_longer_than_feed_timeout_says_whose_limit_it_was(
     )
     reason = TIMED_OUT.replace("600", "1530")
     call = replace(CALL, limit_s=saves.limit_s if raises else 60.0)
-    text = str(watch.failure(call, RuntimeError(reason)))
+    failure = watch.failure(call, RuntimeError(reason))
+    assert isinstance(failure, FeedTimeout)
+    text = str(failure)
     assert ("feed_timeout=60 was raised to 1530 s by Checkpoints(timeout_s=600)" in text) is raises
