@@ -141,10 +141,10 @@ class FeedWatch:
             error: what the Spark job has raised.
         """
         reason = reason_of(error)
-        kind, behind = FeedJobError, ""
+        text = f"feeding {call.title} failed in Spark: {reason}"
+        own: TFOSError = FeedJobError(text)
         if reason.startswith(_NOBODY_TOOK):
-            kind, behind = FeedTimeout, f"{self._raised(call)}{self._waits()}"
-        own = kind(f"feeding {call.title} failed in Spark: {reason}{behind}")
+            own = FeedTimeout(f"{text}{self._raised(call)}{self._waits()}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):

@@ -218,6 +218,10 @@ def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
     ]
 
 
+def has_step(root: Path, step: int) -> bool:
+    return latest(root) == step
+
+
 class Refusals:
     """Refuse the next saves at their commit."""
 
@@ -247,7 +251,7 @@ def test_the_last_save_is_tried_as_often_as_one_that_is_asked_for(tmp_path: Path
             saver.start()
             client = bed.client()
             client.seed(manifest, filled(manifest))
-            wait_until(lambda root=directory: latest(root) == 0, "the first save")
+            wait_until(partial(has_step, directory, 0), "the first save")
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
             refusals.left = left
             error = saver.close()
@@ -275,7 +279,7 @@ def test_periodic_saves_that_fail_again_and_again_are_told_once_until_one_succee
         ):
             refusals.left = left
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-            wait_until(lambda newest=step: latest(tmp_path) == newest, "a save after failures")
+            wait_until(partial(has_step, tmp_path, step), "a save after failures")
             assert len(told) == num_told
         saver.close()
     assert all("No space left" in each for each in told)

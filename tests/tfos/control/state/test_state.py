@@ -216,6 +216,7 @@ def test_saves_that_fail_are_warned_of_with_the_place_and_the_newest_step():
     assert warning.text.endswith(told)
     last = messages.NotSaved("/s", "OSError: no room", is_last=True)
     (warning,) = state.on_event(node_id("worker:0"), last, NOW)
+    assert isinstance(warning, Warn)
     assert "the last save in /s failed: OSError: no room; it has no step yet" in warning.text
     assert state.failures == []
 
