@@ -6,12 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from tfos.spark.jobs import jvm_has_ended
-
-
-class Py4JError(Exception):
-    """As py4j raises it."""
 
 
 class Jvm:
@@ -32,7 +29,7 @@ class Jvm:
     ("answer", "has_ended"),
     [
         (None, False),
-        (Py4JError("Answer from Java side is empty"), True),
+        (Py4JNetworkError("Answer from Java side is empty"), True),
         (ConnectionRefusedError(111, "Connection refused"), True),
     ],
 )
