@@ -444,7 +444,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             self.shutdown()
         else:
             self.abort(f"the driver's program raised {type(error).__name__}")
-            self._ending.tell_failure()
+            if not isinstance(error, KeyboardInterrupt):  # for which pyspark cancels the node jobs
+                self._ending.tell_failure()
 
     def __repr__(self) -> str:
         return f"TFCluster({self.cluster_id!r}, {self._reserved.plan}, {self.phase.name})"
