@@ -295,12 +295,10 @@ def jvm_has_ended(sc: Any, error: BaseException) -> bool:
     """
     if hasattr(error, "java_exception"):
         return False
-    from py4j.protocol import Py4JError
-
     try:
         sc._jvm.java.lang.System.nanoTime()
     except Exception as silent:  # noqa: BLE001 - the end of a job is told, whatever this says
-        return isinstance(silent, Py4JError | OSError)
+        return isinstance(silent, OSError) or type(silent).__module__ == "py4j.protocol"
     return False
 
 
