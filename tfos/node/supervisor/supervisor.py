@@ -267,6 +267,8 @@ class Supervisor:
         if self._end_reason is None and self._raised is not None:
             # What it raised is told once it has ended: the stop may follow from that.
             self._loop.advance_timer("exit", grace_s, self._kill_child)
+            failed = failure.raised(self._failure("", ""), self._raised)
+            self._loop.advance_timer("grace", grace_s + KILL_TIMEOUT_S, lambda: self._fail(failed))
             return
         if self._end_reason is None:
             self._end_reason = reason

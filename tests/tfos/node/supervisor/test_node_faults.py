@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,9 +26,12 @@ from tests.support.ps_cluster import ADD, filled, make_manifest
 from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.errors import NodeStartError
-from tfos.failure import EXECUTOR_LOST, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import task as node_task
+from tfos.node.child_link import Raised
 from tfos.node.spec import NodeBundle
+from tfos.node.supervisor.event_loop import EventLoop
+from tfos.node.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.process
 
@@ -90,6 +95,25 @@ def test_an_exception_arrives_also_if_the_stop_comes_before_its_process_has_ende
     assert failure.phase == "main_fun"
     run.wait()
     bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+def test_a_stop_ends_a_node_whose_process_has_raised_and_outlives_sigkill(monkeypatch):
+    """As one that waits in a driver's call that nothing interrupts."""
+    monkeypatch.setattr("tfos.node.supervisor.supervisor.KILL_TIMEOUT_S", 0.0)
+    node: Any = Supervisor.__new__(Supervisor)
+    node._loop = EventLoop()
+    node._loop.set_timer("test is stuck", WAIT_S, node._loop.stop)
+    node._end_reason, node._rows_fd = None, -1
+    node._raised = Raised("ValueError", "the cause", "Traceback")
+    node._child = SimpleNamespace(exit=None, send_signal=lambda number: None)
+    base = NodeFailure(NodeId("worker", 0), "h", 7)
+    node._failure = lambda *_: base
+    told: list[Any] = []
+    node._reporter = SimpleNamespace(report=told.append)
+    node._stop("worker:1 failed", 0.0)
+    node._loop.run()
+    assert [event.failure.message for event in told] == ["the cause"]
 
 
 def segfault(args, ctx):
