@@ -119,7 +119,7 @@ class PeriodicSaver:
 
         Args:
             score: of the parameters; with it also what has not changed is saved once more.
-            tries: how often to try.
+            tries: how often to try; none begins after the time of one save.
 
         Returns:
             Why it failed, several times; empty once it is saved.
