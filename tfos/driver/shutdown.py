@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -275,13 +276,17 @@ class Shutdown:
         InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
-        if names := self._coordinator.read(_still_training):
+        # Python keeps what has ended the program: Ctrl-C, for which pyspark cancels the node jobs.
+        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        names = self._coordinator.read(_still_training)
+        if names and not is_interrupted:
             self._console.warn(
                 f"the program ends while main_fun still runs on {', '.join(names)}, and stops it: "
                 "call cluster.shutdown(), or use `with`, which wait until it has returned"
             )
         self.abort("the driver's interpreter exits")
-        self.tell_failure()
+        if not is_interrupted:
+            self.tell_failure()
 
 
 def _still_training(state: ClusterView) -> list[str]:

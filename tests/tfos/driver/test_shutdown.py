@@ -112,3 +112,18 @@ def test_a_program_that_ends_while_main_fun_runs_is_warned_that_it_stops_it(has_
     ending._at_exit()
     told = "main_fun still runs on worker:0@host-b, and stops it: call cluster.shutdown()"
     assert (told in coordinator.shown.getvalue()) is not has_returned
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_program_that_an_interrupt_ends_is_not_told_what_its_user_knows(monkeypatch, has_failed):
+    monkeypatch.setattr("sys.last_value", KeyboardInterrupt(), raising=False)
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    if has_failed:
+        coordinator.raises()
+    ending._at_exit()
+    told = coordinator.shown.getvalue()
+    assert "main_fun still runs" not in told
+    assert "which no call has raised" not in told
