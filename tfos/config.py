@@ -41,7 +41,8 @@ class Checkpoints:
 
     The chief saves while training goes on: once the servers hold parameters, then periodically, and
     when its main_fun has returned, each time if anything has changed. A failed save is a warning in
-    the log and never ends the training.
+    the log, at the driver too after four in a row or if it is the last one; it never ends the
+    training.
     """
 
     directory: str

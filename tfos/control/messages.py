@@ -284,6 +284,19 @@ class SavedNow(msgspec.Struct, frozen=True, tag=True):
     """Why nothing was saved; empty: it was."""
 
 
+class NotSaved(msgspec.Struct, frozen=True, tag=True):
+    """The chief's saves fail, by time again and again, or the last one."""
+
+    directory: ShortText
+    """Or URL, of Checkpoints."""
+    error: ShortText
+    """Why."""
+    step: int = -1
+    """The newest that is saved; -1: there is none."""
+    is_last: bool = False
+    """main_fun has returned, and no further save is tried."""
+
+
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
@@ -333,9 +346,14 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class CutShort(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process still ran after main_fun when a stop's grace ended; it is killed."""
+    """The worker's process still ran after main_fun when a stop's grace ended; it is killed.
+
+    Or it has ended then by a signal, or with another exit code than 0.
+    """
 
     grace_s: float
+    how: ShortText = ""
+    """How it has ended by itself; empty: the grace ended."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -360,6 +378,7 @@ Event = (
     | EpochTrained
     | BestSaved
     | SavedNow
+    | NotSaved
     | Evaluated
     | PhaseChanged
     | ServesShard

@@ -78,6 +78,7 @@ FromChild = (
     | messages.EpochTrained
     | messages.BestSaved
     | messages.SavedNow
+    | messages.NotSaved
     | messages.Evaluated
     | messages.UpdatesLost
     | messages.Done

@@ -193,7 +193,7 @@ class WorkerProcess:
                 context.servers.check_seeded(f"main_fun has taken {trained_rows} rows of train()")
             self._feeds.trained.end()
             if saver is not None:
-                self._feeds.trained.closed(saver.close())
+                self._feeds.trained.closed(self._saves.close(saver))
             context.servers.finish(has_joined=self._in_collective)
             self._activity.enter("sending the output")
             context.send_output()
