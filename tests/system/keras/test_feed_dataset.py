@@ -753,6 +753,36 @@ def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_t
         assert cluster.rows(0) == 40
 
 
+def test_each_loop_of_the_programs_own_is_an_epoch_and_a_look_takes_nothing():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 1, 3, 2), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        firsts = [next(iter(dataset))[0].numpy() for _ in range(2)]
+        np.testing.assert_array_equal(*firsts)
+        assert [[len(x) for x, y in dataset] for _ in range(2)] == [[8, 5], [5]]
+        watch = Epochs(ctx)
+        model = distribute(make_model(), ctx)
+        model.fit(dataset, verbose=0, callbacks=[watch])
+        assert watch.rows == [21]
+        assert sum(len(x) for x, y in dataset) == 13
+        with pytest.warns(FeedEndedWarning):
+            assert not list(dataset)
+        assert [rows.trained_rows for rows in stats(ctx).epochs] == [13, 5, 21, 13]
+
+
+def test_a_loop_of_the_programs_own_that_is_broken_off_goes_on_behind_its_last_batch():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(4), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        for _, (x, _) in zip(range(2), dataset, strict=False):
+            last = x.numpy()
+        (x, _), *others = dataset
+        assert (len(others), last.tolist()) == (1, X[8:16].tolist())
+        np.testing.assert_array_equal(x.numpy(), X[16:24])
+
+
 def test_errors_of_feed_and_arguments_reach_fit():
     with serving() as cluster:
         ctx = cluster.contexts[0]

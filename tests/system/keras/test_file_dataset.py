@@ -385,6 +385,15 @@ def test_a_loop_of_the_programs_own_has_its_batches_alone(tmp_path):
     assert len(make_model().predict(data, verbose=0)) == 2
 
 
+def test_each_loop_of_the_programs_own_reads_an_epoch_of_the_files(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    next(iter(data))
+    for epoch in (1, 2, 3):
+        assert [n for _, labels in data for n in labels.numpy().tolist()] == [*range(10)]
+        assert data.next_epoch == epoch
+
+
 def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):
     path = write(tmp_path / "rows", range(10))
     data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")

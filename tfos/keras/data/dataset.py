@@ -158,8 +158,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         None: the next epoch has no rows, or there is none.
         """
-        if self._looked_at is not None:
-            return self._tensors(self._looked_at)
         return self.upcoming(0) if self.start_epoch() else None
 
     @property
@@ -213,7 +211,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._prefetcher.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return self
+        """Return the batches of the running epoch, or of the next one if the last one is over.
+
+        Outside of Keras' loops it begins with the batch that was only looked at.
+        """
+        if self._in_loop:
+            return self
+        self._begin()
+        self._in_own_loop = False
+        return iter(self.__next__, None)  # `iter` of it, as in a loop over the rest, begins nothing
 
     def __next__(self) -> Any:
         if self._looked_at is not None:
@@ -342,6 +348,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             self._heads.popleft()
         self._over = False
         self._batches = self.rows = 0
+        if self._looked_at is not None:
+            self._heads.appendleft(self._looked_at)
+            self._looked_at = None
 
     def _peek(self, on_wait: Callable[[], None] | None = None) -> Any:
         if not self._heads:
@@ -440,9 +449,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """
         self._begin()
         self._in_loop, self._in_own_loop = True, False
-        if self._looked_at is not None:
-            self._heads.appendleft(self._looked_at)
-            self._looked_at = None
 
     def leave_loop(self) -> None:
         """A loop is over, also one that was broken off: then who only reads begins anew."""
