@@ -680,8 +680,42 @@ def test_a_feed_that_ends_early_is_said_without_distribution_too():
         feed_epochs(ctx.feed_channel, batches(2), finish=True)
         model = make_model()
         with pytest.warns(FeedEndedWarning, match="the feed has ended"):
-            model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0)
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0).history
         assert int(model.optimizer.iterations) == 2
+        assert len(history["loss"]) == 1
+
+
+@pytest.mark.filterwarnings("error::tfos.errors.FeedEndedWarning")
+def test_all_epochs_of_a_feed_end_a_fit_without_distribution_too():
+    """And an epoch without rows has no metrics, which would be the best ones."""
+    with serving() as cluster:
+        ctx, model, watch = cluster.contexts[0], make_model(), Epochs()
+        feed_epochs(ctx.feed_channel, batches(0, 2, 0, 2), finish=True)
+        feed_epochs(ctx.feed_channel, batches(1, 1, 0, 1), finish=True, feed="validation")
+        history = model.fit(
+            FeedDataset(ctx, BATCH),
+            epochs=AllEpochs(),
+            verbose=0,
+            callbacks=[watch],
+            validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+        ).history
+        assert watch.seen == [0, 2, 0, 2]
+        assert (len(history["loss"]), len(history["val_loss"])) == (2, 3)
+        assert min(history["loss"] + history["val_loss"]) > 0
+
+
+def test_a_loop_of_the_programs_own_goes_on_behind_a_fit_that_was_stopped():
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, batches(3, 2), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+
+        def stop(batch, logs):
+            model.stop_training = True
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        model.fit(dataset, verbose=0, callbacks=[stops])
+        assert [[len(x) for x, y in dataset] for _ in range(2)] == [[8, 5], [8, 5]]
 
 
 def test_an_unbuilt_worker_without_rows_validates_the_trained_model():

@@ -8,6 +8,7 @@ import threading
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.keras_training import serving, together
 from tests.support.waiting import wait_until
 from tfos.control.epoch_log import EpochLog
 from tfos.errors import NotDistributed, SettingsError, SortedRowsWarning
+from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -253,13 +255,25 @@ def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown(
     now_s = [10.0]
     told: list[dict[str, float]] = []
     fit = RunningFit(Model(), True, None, None, 0, 1, None, None, True)
-    progress = LoneProgress(fit, SeenProgress(told.append), lambda: now_s[0])
+    progress = LoneProgress(fit, Mock(), SeenProgress(told.append), lambda: now_s[0])
     for batch in range(1, 8):
         now_s[0] += 0.4
         progress.trained(batch, batch, is_over=False)
     progress.trained(7, 7, is_over=True)
     assert fit.model.looks == 3
     assert [each.get("loss") for each in told] == [*[None] * 3, *[0.5] * 3, *[1.0] * 3]
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_all_epochs_of_files_are_refused(tmp_path, is_distributed):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    with serving() as cluster:
+        model = make_model()
+        if is_distributed:
+            distribute(model, cluster.contexts[0])
+        with pytest.raises(SettingsError, match=r"files have no end.*fit\(epochs=n\)"):
+            model.fit(data, epochs=AllEpochs(), verbose=0)
 
 
 def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):

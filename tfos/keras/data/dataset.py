@@ -33,7 +33,7 @@ from tfos.errors import (
 from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles
-from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
@@ -196,15 +196,20 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if isinstance(head, EpochEnd):
             self._came_back(head)
             self.ended_epoch = head.epoch
-        if isinstance(head, FeedEnd) and not self._batches and not self._warned:
+        if isinstance(head, FeedEnd) and not self._batches:
+            self.warn_of_end()
+        return self._over
+
+    def warn_of_end(self) -> None:
+        """Warn, once, that the feed has ended."""
+        if not self._warned:
             self._warned = True
             warnings.warn(
-                "the feed has ended: this epoch and later ones have no rows; feed as many epochs "
-                "as are fitted: cluster.train(rdd, num_epochs=n)",
+                "the feed has ended: it has no further epoch; feed as many epochs as are fitted: "
+                "cluster.train(rdd, num_epochs=n), or fit(epochs=ctx.all_epochs)",
                 FeedEndedWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self._over
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -369,18 +374,23 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         Raises:
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
             SettingsError: a class_weight of `fit` that cannot work; or the running `fit` trains
-                these rows, and they cannot be measured now.
+                these rows, and they cannot be measured now; or it trains all epochs of files.
         """
         fit = running_fit()
         if fit is not None and fit.x is self:
             self._check_measured(fit)
+            if not self.feed and isinstance(fit.epochs, AllEpochs):
+                raise SettingsError(
+                    "fit(epochs=ctx.all_epochs) ends with its feed, and rows of files have no end: "
+                    "fit would train them for ever. Give it a number of epochs, fit(epochs=n)"
+                )
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:
             self._ctx.check_servers_used("fit() trains this model")
             if fit.x is self:
-                self._lone = LoneProgress(fit, self._ctx.seen_progress)
+                self._lone = LoneProgress(fit, self, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         self._trains = trains = fit is not None and fit.x is self
         if was_left and not trains:
@@ -449,6 +459,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """
         self._begin()
         self._in_loop, self._in_own_loop = True, False
+        if self._lone is not None:
+            self._lone.epoch_begins()
 
     def leave_loop(self) -> None:
         """A loop is over, also one that was broken off: then who only reads begins anew."""
