@@ -107,6 +107,8 @@ class Cursor:
 class BatchReader:
     """Reads one feed in batches of exactly `batch_size` rows; only an epoch's last is shorter.
 
+    Its rows are trained: those of an inference are dropped, and their feeder fails.
+
     Args:
         channel: of the worker.
         feed: name of the feed.
@@ -147,6 +149,8 @@ class BatchReader:
             item = self._cursor.next(missing, timeout_s)
             if not isinstance(item, ChunkRows):
                 self._end = item
+            elif item.chunk.meta.mode == "inference":
+                self._channel.refuse_inference(self._feed, item.num_rows)
             elif item.num_rows:
                 slices.append(item)
                 missing -= item.num_rows

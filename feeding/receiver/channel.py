@@ -239,6 +239,18 @@ class FeedChannel:
                 queue.rows(chunk.meta.epoch).taken_to = chunk.position + stop
                 self._tell_rows(queue, chunk.meta.epoch)
 
+    def refuse_inference(self, feed: str, num_rows: int) -> None:
+        """Drop inference rows that were read by a consumer that trains; their feeder fails.
+
+        Args:
+            feed: name of the feed.
+            num_rows: that were read since the last call.
+        """
+        with self._state.changed:
+            self._state.queue(feed).drop_taken(num_rows)
+            self._state.answers_of(feed).refuse_open()
+            self._state.changed.notify_all()
+
     def hand(self, feed: str, receipt: Receipt) -> None:
         """Note that the trainer has a batch.
 

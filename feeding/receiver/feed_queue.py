@@ -329,6 +329,11 @@ class FeedQueue:
         if not self.draining:
             self.taken_rows += num_rows
 
+    def drop_taken(self, num_rows: int) -> None:
+        """Count inference rows that were read as dropped; while draining they are by now."""
+        if not self.draining:
+            self.dropped_rows += num_rows
+
     def hand(self, receipt: Receipt) -> None:
         """Note that the trainer has a batch; ignored while draining."""
         if self.draining:
