@@ -146,11 +146,9 @@ class BatchReader:
         if not self.reads_ahead:
             self.settle()
         while missing and self._end is None:
-            item = self._cursor.next(missing, timeout_s)
+            item = self._next(missing, timeout_s)
             if not isinstance(item, ChunkRows):
                 self._end = item
-            elif item.chunk.meta.mode == "inference":
-                self._channel.refuse_inference(self._feed, item.num_rows)
             elif item.num_rows:
                 slices.append(item)
                 missing -= item.num_rows
@@ -169,6 +167,13 @@ class BatchReader:
             self.settle(ended=end)
         return end
 
+    def _next(self, most_rows: int, timeout_s: float | None) -> ChunkRows | EpochEnd | FeedEnd:
+        item = self._cursor.next(most_rows, timeout_s)
+        if isinstance(item, ChunkRows) and item.chunk.meta.mode == "inference":
+            self._channel.refuse_inference(self._feed, item.num_rows)
+            return ChunkRows(item.chunk, item.stop, item.stop)
+        return item
+
     def begin(self) -> int:
         """Begin or go on to read; return the rows that another reader of the feed has read ahead.
 
@@ -177,9 +182,9 @@ class BatchReader:
         """
         return self._channel.begin_reading(self._feed, self._number)
 
-    def hand(self, receipt: Receipt) -> None:
-        """Note that the trainer has the batch of this receipt."""
-        self._channel.hand(self._feed, receipt)
+    def hand(self, receipt: Receipt, *, with_last: bool = False) -> None:
+        """Note that the trainer has the batch of this receipt; see FeedChannel.hand."""
+        self._channel.hand(self._feed, receipt, with_last=with_last)
 
     def settle(self, keep: int = 0, *, ended: EpochEnd | None = None) -> None:
         """Note that the trainer has finished its batches.

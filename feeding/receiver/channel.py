@@ -251,15 +251,16 @@ class FeedChannel:
             self._state.answers_of(feed).refuse_open()
             self._state.changed.notify_all()
 
-    def hand(self, feed: str, receipt: Receipt) -> None:
+    def hand(self, feed: str, receipt: Receipt, *, with_last: bool = False) -> None:
         """Note that the trainer has a batch.
 
         Args:
             feed: name of the feed.
             receipt: which rows the batch holds.
+            with_last: it trains none of them: they count together with the batch before.
         """
         with self._state.changed:
-            self._state.queue(feed).hand(receipt)
+            self._state.queue(feed).hand(receipt, with_last=with_last)
 
     def settle(self, feed: str, keep: int = 0, *, ended: int | None = None) -> None:
         """Count the rows that the trainer was given as trained.

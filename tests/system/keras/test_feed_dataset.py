@@ -757,6 +757,29 @@ def test_labels_in_the_row_dtypes_and_map_fn():
         assert (x.dtype.name, y.dtype.name) == ("float32", "int64")
 
 
+@pytest.mark.parametrize("consistency", ["async", "sync", None])
+def test_a_batch_of_which_map_fn_keeps_no_row_is_not_trained(consistency):
+    keep = np.ones(40, bool)
+    keep[:BATCH] = keep[16:19] = keep[24:] = False
+    fed = list(zip(rows_of(X[:40], Y[:40]), keep.tolist(), strict=True))
+    flat = [(x, label, kept) for (x, label), kept in fed]
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, [flat, flat[:BATCH], flat], finish=True)
+        if consistency is not None:
+            distribute(model, ctx, consistency=consistency)
+        columns = ColumnRoles(map_fn=lambda x, y, kept: (x[kept], y[kept]))
+        seen = []
+        steps = keras.callbacks.LambdaCallback(on_train_batch_end=lambda n, logs: seen.append(n))
+        data = FeedDataset(ctx, BATCH, columns)
+        history = model.fit(data, epochs=3, verbose=0, callbacks=[steps]).history
+        assert seen == [0, 1, 0, 1]
+        assert len(history["loss"]) == 2
+        assert np.isfinite(history["loss"]).all()
+        trained = [rows.trained_rows for rows in stats(ctx).epochs]
+        assert (trained, stats(ctx).dropped_rows) == ([40, 8, 40], 0)
+
+
 def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
     with serving() as cluster:
         ctx = cluster.contexts[0]

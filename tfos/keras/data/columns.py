@@ -11,13 +11,14 @@ Rows (x, y) or (x, y, weight) need no selection. Otherwise `features` and `label
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from feeding.columnar.batch import Ragged
+from feeding.columnar.ops import num_rows
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,7 +113,10 @@ class RowMapper:
             parts = mapped if isinstance(mapped, tuple) else (mapped,)
         for what, part in zip(("labels", "weights"), parts[1:], strict=False):
             _check_dense(part, what)
-        return tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        cast = tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        if self._map_fn is not None:
+            _check_lengths(cast)
+        return cast
 
     def _dtypes_of(self, place: int) -> tuple[str | None, str | None]:
         """Return the dtype of a part, and that of its float64 values where it has none."""
@@ -176,6 +180,34 @@ def _check_dense(part: Any, what: str) -> None:
             f"the {what} are lists of {lengths.min()} to {lengths.max()} values; only features may "
             "have differing lengths, pad others in map_fn=..."
         )
+
+
+def _check_lengths(parts: tuple[Any, ...]) -> None:
+    """Refuse parts of different lengths, which a loss would broadcast."""
+    named = zip(("features", "labels", "weights"), parts, strict=False)
+    leaves = [leaf for what, part in named for leaf in _lengths(part, what)]
+    for what, found in leaves[1:]:
+        first, rows = leaves[0]
+        if found != rows:
+            raise SettingsError(
+                f"map_fn=... returned {rows} rows of {first} and {found} of {what}; keep or leave "
+                "out the same rows of each array"
+            )
+
+
+def _lengths(part: Any, what: str) -> Iterator[tuple[str, int]]:
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            yield from _lengths(value, f"{what}[{name!r}]")
+    elif isinstance(part, tuple):
+        for place, value in enumerate(part):
+            yield from _lengths(value, f"{what}[{place}]")
+    elif isinstance(part, np.ndarray) and not part.ndim:
+        raise SettingsError(
+            f"map_fn=... returned one number for the {what} of a batch; return one value per row"
+        )
+    else:
+        yield what, num_rows((part,))
 
 
 def _by_place(columns: Any) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
-from feeding.receiver.epoch_rows import Receipt
+from feeding.receiver.epoch_rows import Receipt, RowSpan
 from tfos.errors import (
     FeedEndedWarning,
     SettingsError,
@@ -32,7 +32,7 @@ from tfos.errors import (
 )
 from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
-from tfos.keras.data.columns import AS_FED, ColumnRoles
+from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper
 from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
@@ -65,6 +65,40 @@ class Reader(Protocol):
         """Return the next batch, EpochEnd once after each epoch, FeedEnd when there are no more."""
 
 
+class MappedReader:
+    """Batches as x, y and weights. It knows no dataset: its thread would keep that alive.
+
+    Args:
+        reader: gives the batches.
+        batch_size: rows per batch.
+        mapper: makes x, y and weights of them.
+
+    Attributes:
+        names: of the rows' values; empty: they have none.
+        left_out: rows behind the epoch's last batch, of which map_fn has kept none.
+    """
+
+    def __init__(self, reader: Reader, batch_size: int, mapper: RowMapper) -> None:
+        self._reader = reader
+        self._batch_size = batch_size
+        self._mapper = mapper
+        self.names: list[str] = []
+        self.left_out: Receipt = ()
+
+    def read(self) -> Ready | EpochEnd | FeedEnd:
+        """Wait for the next batch of which map_fn keeps a row, or the end."""
+        spans: list[RowSpan] = []
+        while isinstance(found := self._reader.next_batch(self._batch_size), Batch):
+            rows = found.nest()
+            self.names = list(rows) if isinstance(rows, Mapping) else []
+            values = self._mapper(rows)
+            spans += found.receipt
+            if _num_rows(values):
+                return Ready(values, tuple(spans), found.position)
+        self.left_out = tuple(spans)
+        return found
+
+
 class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """One worker's share of some rows, epoch by epoch.
 
@@ -72,7 +106,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
-            that reads ahead.
+            that reads ahead. A batch of which it keeps no row is none.
         name: of the rows, for that thread's name.
         ctx: the node's context; it refuses a training without the cluster's servers, and takes the
             progress of a model that is not distributed. None: there is no cluster.
@@ -94,21 +128,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise SettingsError(
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
-        mapper = columns.mapper(keras.config.floatx())
-        self._names = names = list[str]()
-        """Of the rows' values; empty: they have none."""
-
-        def read() -> Any:
-            found = reader.next_batch(batch_size)
-            if not isinstance(found, Batch):
-                return found
-            rows = found.nest()
-            names[:] = list(rows) if isinstance(rows, Mapping) else ()
-            return Ready(mapper(rows), found.receipt, found.position)
-
+        self._mapped = MappedReader(reader, batch_size, columns.mapper(keras.config.floatx()))
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
-            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
+            self._mapped.read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
         self._ctx = ctx
         self._lone: LoneProgress | None = None
@@ -188,6 +211,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._came_back()
         head = self._peek()
         self._over = is_end(head)
+        if self._over and self._mapped.left_out:
+            self._pass_over(self._mapped.left_out)
+            self._mapped.left_out = ()
         if self._lone is not None:
             self._lone.trained(self._batches, self.rows, is_over=self._over)
         if self._over and self._batches and self._label_order is not None:
@@ -234,9 +260,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise StopIteration
         ready = self._heads.popleft()
         self._batches += 1
-        self.rows += num_rows(tuple(keras.tree.flatten(ready.values)[:1]))
+        self.rows += _num_rows(ready.values)
         if self._unmatched is not None and len(ready.values) == 1:
-            check_has_labels(self._unmatched, self._names)
+            check_has_labels(self._unmatched, self._mapped.names)
             self._unmatched = None
         elif self._unmatched is not None:
             is_over = check_labels(self._unmatched, ready.values[1])
@@ -315,6 +341,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def _hand(self, ready: Ready) -> None:
         """The trainer gets a batch."""
+
+    def _pass_over(self, receipt: Receipt) -> None:
+        """Count rows that no batch has."""
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         """Record that the trainer has finished the batch before and has read this end."""
@@ -490,6 +519,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
+
+
+def _num_rows(values: Any) -> int:
+    return num_rows(tuple(keras.tree.flatten(values)[:1]))
 
 
 def is_end(item: Any) -> bool:

@@ -12,6 +12,7 @@ import warnings
 
 from feeding.columnar.batch import EpochEnd
 from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import RowsReadAheadWarning
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.dataset import BatchDataset, Ready
@@ -77,6 +78,9 @@ class FeedDataset(BatchDataset):
 
     def _hand(self, ready: Ready) -> None:
         self._feed.hand(ready.receipt)
+
+    def _pass_over(self, receipt: Receipt) -> None:
+        self._feed.hand(receipt, with_last=True)
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         self._feed.settle(self.batches_under_way(), ended=end)

@@ -52,6 +52,22 @@ def test_values_by_position_of_a_tuple():
     np.testing.assert_array_equal(y, LABELS)
 
 
+def test_a_mapping_keeps_or_adds_the_same_rows_of_each_array():
+    row = ((MATRIX, MATRIX), LABELS, np.ones(3))
+    some = RowMapper(map_fn=lambda x, y, w: ({"a": x[0][:2], "b": x[1][:2]}, y[:2], w[:2]))(row)
+    assert [len(some[0]["a"]), len(some[1]), len(some[2])] == [2, 2, 2]
+    lists = Ragged(np.ones(3), np.array([0, 2, 2, 3]))
+    assert len(RowMapper(map_fn=lambda x, y, w: (lists, y, w))(row)) == 3
+    for mapping, text in (
+        (lambda x, y, w: (x, y[:1], w), r"3 rows of features\[0\] and 1 of labels; keep"),
+        (lambda x, y, w: ({"a": x[0], "b": x[0][1:]}, y, w), r"'a'\] and 2 of features\['b'\]"),
+        (lambda x, y, w: (lists, y, w[:2]), "3 rows of features and 2 of weights"),
+        (lambda x, y, w: (lists, y, np.array(1.0)), "one number for the weights of a batch"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            RowMapper(map_fn=mapping)(row)
+
+
 def test_dtypes_and_mapping():
     mapper = RowMapper(dtypes=("float16", "int8"), map_fn=lambda x, y: (x / 2, y + 1))
     x, y = mapper((MATRIX, LABELS))
