@@ -334,6 +334,17 @@ class FeedChannel:
         with self._state.changed:
             return self._state.queue(feed).validates
 
+    def is_validated(self, feed: str, epoch: int) -> bool:
+        """Return whether the order that ended an epoch has named rows that validate it.
+
+        Args:
+            feed: name of the feed.
+            epoch: its newest one that has ended.
+        """
+        with self._state.changed:
+            validation = self._state.queue(feed).validation
+            return validation is not None and validation.of_epoch == epoch
+
     def train_rows(self) -> int:
         """Return how many rows the consumer has trained; inference and validation rows apart."""
         with self._state.changed:

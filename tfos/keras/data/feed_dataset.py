@@ -50,6 +50,11 @@ class FeedDataset(BatchDataset):
                 self._heads.popleft()
 
     @property
+    def is_validated(self) -> bool:
+        """Whether the driver feeds rows that validate the newest epoch that has ended."""
+        return bool(self._channel.is_validated(self.feed, self.ended_epoch))
+
+    @property
     def others_train(self) -> bool:
         """Whether others train lost rows of the epoch that this worker has ended."""
         return bool(self._channel.others_train(self.feed))
