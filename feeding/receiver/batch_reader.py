@@ -296,6 +296,8 @@ def _column(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
     ]
     if spec.value == "texts":
         return Ragged(_objects([text for row in values for text in row]), offsets_of(values))
+    if spec.value == "bytearray":  # of Spark 4.0's BinaryType; numpy takes it for numbers
+        values = list(map(bytes, values))
     return _objects(values)
 
 

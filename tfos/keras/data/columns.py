@@ -228,9 +228,18 @@ def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> 
     for name in by_name:
         if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
             raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
+    return _with_dtypes_of(columns, by_name, float_dtype)
+
+
+def _with_dtypes_of(
+    columns: Mapping[str, Any], by_name: Mapping[str, str], float_dtype: str, struct: str = ""
+) -> dict[str, Any]:
     cast = dict(columns)
     for name, value in columns.items():
-        dtype = by_name.get(name)
+        if isinstance(value, Mapping):
+            cast[name] = _with_dtypes_of(value, by_name, float_dtype, f"{struct}{name}.")
+            continue
+        dtype = by_name.get(f"{struct}{name}")
         items = value.values if isinstance(value, Ragged) else value
         if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
             dtype = float_dtype

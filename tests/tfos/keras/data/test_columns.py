@@ -52,6 +52,16 @@ def test_values_by_position_of_a_tuple():
     np.testing.assert_array_equal(y, LABELS)
 
 
+def test_dtypes_by_name_are_of_fields_of_structs_too():
+    row = {"s": {"a": np.arange(3), "b": np.ones(3), "c": LISTS}, "label": LABELS}
+    dtypes = {"s.a": "float16", "label": "int8"}
+    features = {"a": "s.a", "b": "s.b", "c": "s.c"}
+    x, y = RowMapper(features, "label", dtypes)(row)
+    found = [x["a"].dtype, x["b"].dtype, x["c"].values.dtype, y.dtype]
+    assert found == [np.float16, np.float32, np.float32, np.int8]
+    assert row["s"]["a"].dtype == np.int64
+
+
 def test_a_mapping_keeps_or_adds_the_same_rows_of_each_array():
     row = ((MATRIX, MATRIX), LABELS, np.ones(3))
     some = RowMapper(map_fn=lambda x, y, w: ({"a": x[0][:2], "b": x[1][:2]}, y[:2], w[:2]))(row)
