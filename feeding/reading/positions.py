@@ -227,7 +227,10 @@ def course_after(
 def fingerprint(files: Iterable[SourceFile]) -> str:
     """Return a hash of the files' paths, sizes and rows; equal for copies on other hosts."""
     named = without_directory(files)
-    found = [(file.path, file.size_bytes, file.piece_rows) for file in named]
+    found = [
+        (file.path, file.size_bytes, file.piece_rows, *([file.choice] if file.choice else ()))
+        for file in named
+    ]
     return _digest(found, 12)
 
 
@@ -292,7 +295,8 @@ def _check_same(saved: Position, reader: Position) -> None:
         raise FileChanged(
             "reading cannot continue: the files, their sizes or their rows have changed since the "
             f"position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
-            "read with equal_steps() then and without it now, or the reverse"
+            "read with equal_steps() then and without it now, or the reverse, or with another "
+            "filter, CSV header or quoting. Read them as then, or start under another name"
         )
     if is_other(saved.versions, reader.versions):
         raise FileChanged(

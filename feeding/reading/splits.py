@@ -44,6 +44,8 @@ class SourceFile:
     """Memory, about, that reading one piece of it holds."""
     version: str = field(default="", compare=False)
     """When it was listed; see FileStatus."""
+    choice: str = field(default="", compare=False)
+    """Which of its rows are read, as text that is the same in each process; empty: not told."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -53,6 +53,13 @@ class RowFilter:
             is_one = isinstance(filters[0][0], str)
             self._alternatives = [list(filters)] if is_one else [list(each) for each in filters]
 
+    @property
+    def choice(self) -> str:
+        """The conditions as text; empty: an expression of pyarrow, whose text may be shortened."""
+        if self._alternatives is None:
+            return ""
+        return repr([[_condition(each) for each in every] for every in self._alternatives])
+
     def may_use(self, path: Iterable[str]) -> bool:
         """Return whether the expression may use a column; True for a few others too.
 
@@ -148,3 +155,9 @@ def _without_codes(batch: pa.RecordBatch) -> pa.RecordBatch:
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _condition(given: Any) -> tuple[str, ...]:
+    column, operator, value = given
+    values = sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
+    return (column, operator, *values)  # the order of a set is another in each process
