@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def test_values_by_position_of_a_tuple():
 
 
 def test_dtypes_by_name_are_of_fields_of_structs_too():
-    row = {"s": {"a": np.arange(3), "b": np.ones(3), "c": LISTS}, "label": LABELS}
+    row: dict[str, Any] = {"s": {"a": np.arange(3), "b": np.ones(3), "c": LISTS}, "label": LABELS}
     dtypes = {"s.a": "float16", "label": "int8"}
     features = {"a": "s.a", "b": "s.b", "c": "s.c"}
     x, y = RowMapper(features, "label", dtypes)(row)
