@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 
 NODE_MEMORY_MIB = 2048
-"""Address space and memory that a process with TensorFlow needs before any model."""
+"""Memory that a process with TensorFlow needs before any model."""
+ADDRESS_SPACE_MIB = 4096
+"""Address space of one: a small fit of Keras mapped 2740 MiB on 2 cores (VmPeak), and 3680 with 64
+threads in each of TensorFlow's pools; 2048 MiB ended it. CUDA maps far more than a GPU's memory."""
 _MORE = 1.25
 """What nodes hold grows: batches that wait, a checkpoint under way."""
 _STEP_MIB = 256

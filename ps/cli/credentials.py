@@ -22,6 +22,11 @@ MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096
 
 
+def recipe(path: Path) -> str:
+    """Return how to make a file with a secret that `read_secret` takes."""
+    return f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
+
+
 def read_secret(path: Path) -> bytes:
     """Return the secret in a file that only its owner may read.
 
@@ -29,12 +34,12 @@ def read_secret(path: Path) -> bytes:
         PSSettingsError: there is no file, others may read it, or the secret is too short or long.
         OSError: it cannot be read.
     """
-    recipe = f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
         raise PSSettingsError(
-            f"there is no file {path}; all processes of a cluster need the same secret: {recipe}"
+            f"there is no file {path}; all processes of a cluster need the same secret: "
+            f"{recipe(path)}"
         ) from error
     with file:
         status = os.fstat(file.fileno())
@@ -49,7 +54,7 @@ def read_secret(path: Path) -> bytes:
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise PSSettingsError(
             f"the secret in {path} has {len(secret)} bytes, it needs {MIN_SECRET_BYTES}.."
-            f"{MAX_SECRET_BYTES}; {recipe}"
+            f"{MAX_SECRET_BYTES}; {recipe(path)}"
         )
     return secret
 

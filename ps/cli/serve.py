@@ -22,20 +22,20 @@ from pathlib import Path
 from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
-from ps.cli.credentials import add_credentials, credentials_of, read_secret
+from ps.cli.credentials import add_credentials, credentials_of, read_secret, recipe
 from ps.cli.self_saving import SelfSaving, refuse_foreign
 from ps.client.saving.periodic_saver import Period
 from ps.client.saving.saver import SaveOptions
 from ps.collector import StartFreeze
 from ps.config import ServerSettings
-from ps.errors import PSError, PSSettingsError
+from ps.errors import PSSettingsError
 from ps.protocol.permissions import ServerPhase
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer
 from ps.stats.prometheus import CONTENT_TYPE, Page, server_metrics
 from rpc.auth.handshake import Credentials
 from rpc.auth.process_memory import forbid_core_dumps
-from rpc.errors import RpcError
+from rpc.errors import TFOSError
 from rpc.http_page import HttpPage
 
 REPLACED_STATUS = 3
@@ -44,6 +44,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
 FULL_EVERY = 10
 """Of self-made saves, one in so many holds everything."""
+_NEEDS = {
+    "step": "restore",
+    "strict": "restore",
+    "metrics_host": "metrics_port",
+    "metrics_token_file": "metrics_port",
+}
+"""Options that another one makes use of."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,12 +62,23 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(name)s %(message)s")
     try:
         return _serve(options)
-    except (PSError, RpcError, OSError) as error:
+    except (TFOSError, OSError) as error:
         sys.stderr.write(f"ps.server: {error}\n")
         return 2
 
 
+def _refuse_unread(options: argparse.Namespace) -> None:
+    """Refuse an option that nothing reads without another one."""
+    values = vars(options).items()
+    given = {name for name, value in values if value not in (None, "") and value is not False}
+    for name, other in _NEEDS.items():
+        if name in given and other not in given:
+            alone, missing = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise PSSettingsError(f"{alone} without {missing}: give both, or leave {alone} out")
+
+
 def _serve(options: argparse.Namespace) -> int:
+    _refuse_unread(options)
     credentials = credentials_of(options)
     token = metrics_token(options.metrics_token_file)
     settings = ServerSettings(
@@ -88,7 +106,8 @@ def _serve_until_told(
             server.bind_unix()
         page = _metrics_page(server, options, token)
         with contextlib.closing(page) if page else contextlib.nullcontext():
-            metrics_port = page.start(options.metrics_host, options.metrics_port) if page else 0
+            metrics_host = options.metrics_host or "127.0.0.1"
+            metrics_port = page.start(metrics_host, options.metrics_port) if page else 0
             step = _start(server, options, metrics_port)
             if saves is not None:
                 saves.start(saved_step=step)
@@ -164,11 +183,13 @@ def metrics_token(file: str | None) -> str:
     Raises:
         PSSettingsError: no reader can show it, or others may read it.
     """
-    token = read_secret(Path(file)) if file else b""
+    if not file:
+        return ""
+    token = read_secret(Path(file))
     if not all(0x21 <= byte <= 0x7E for byte in token):
         raise PSSettingsError(
             f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
-            f"characters without spaces; make one with: head -c 32 /dev/urandom | base64 > {file}"
+            f"characters without spaces; {recipe(Path(file))}"
         )
     return token.decode("ascii")
 
@@ -228,7 +249,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_metrics(parser)
     parser.add_argument(
-        "--log-level", default="WARNING", help="DEBUG, INFO, WARNING or ERROR (default: WARNING)."
+        "--log-level",
+        type=str.upper,
+        choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+        default="WARNING",
+        help="What is written to standard error, and all above it (default: WARNING).",
     )
     return parser
 
@@ -242,7 +267,6 @@ def _add_metrics(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics-host",
-        default="127.0.0.1",
         help="Address of that page (default: loopback; any other needs a token).",
     )
     parser.add_argument(

@@ -78,10 +78,26 @@ def made_private(directory: Path) -> Path:
         OSError: it cannot be made, or others could change what it holds.
     """
     made = real_path(directory)
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make(made)
     if reason := why_unsafe(made, (os.geteuid(), 0)):
-        raise OSError(f"{made} is not used: {reason}")
+        raise OSError(f"{made} is not used: {reason}; let nobody else write it or what is above it")
     return made
+
+
+def make(directory: Path) -> None:
+    """Make a directory of mode 0700, and those above it that are missing, which others only read.
+
+    Args:
+        directory: absolute path; it may exist already.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            # `parents=True` has no mode: a umask of 002 lets a group replace what is inside.
+            parent.mkdir(mode=0o755, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def user_cache() -> Path | None:
@@ -173,7 +189,7 @@ class CacheDirectory:
     def _is_usable(self, path: Path) -> bool:
         """Create the directory if needed; say whether it is ours alone and can be written."""
         try:
-            _make(path)
+            make(path)
             reason = self._unsafe(path)
             if reason:
                 logger.warning(
@@ -184,14 +200,6 @@ class CacheDirectory:
                 return True
         except OSError:
             return False
-
-
-def _make(path: Path) -> None:
-    for parent in reversed(path.parents):
-        if not parent.exists():
-            parent.mkdir(mode=0o755, exist_ok=True)
-            parent.chmod(0o755)  # a umask of 002 would let a group replace what is inside
-    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _private_directory() -> Path:

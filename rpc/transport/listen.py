@@ -18,7 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
-from rpc.errors import PortInUse
+from rpc.endpoint import bracketed
+from rpc.errors import PortInUse, SettingsError
 from rpc.limits import Limits
 from rpc.transport.stream import SocketStream, Stream, address_text, configure
 
@@ -144,11 +145,19 @@ def bound_tcp(host: str, port: int, limits: Limits) -> socket.socket:
 
     Raises:
         PortInUse: another socket holds the port; the text names the holder where /proc shows it.
-        OSError: the host is not an address of this machine.
+        SettingsError: the port is none.
+        OSError: the host is not an address of this machine, or this user may not bind the port; the
+            text has both.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    if not 0 <= port < 1 << 16:  # getaddrinfo takes it modulo 65536
+        raise SettingsError(f"port {port} is none: choose one in 0..65535, 0 for any free one")
+    where = f"{bracketed(host)}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise _refusal(where, error) from error
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,14 +168,22 @@ def bound_tcp(host: str, port: int, limits: Limits) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"{host}:{port} is held by {describe_holder(port)};"
+                f"{where} is held by {describe_holder(port)};"
                 " choose another port, or 0 for any free one"
             ) from error
-        raise
+        raise _refusal(where, error) from error
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _refusal(where: str, error: OSError) -> OSError:
+    return OSError(
+        error.errno,
+        f"cannot listen at {where}: {error.strerror}; name an address of this host, and a port "
+        "that this user may bind",
+    )
 
 
 class TcpAcceptor(SocketAcceptor):

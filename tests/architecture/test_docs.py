@@ -233,17 +233,6 @@ def test_the_reference_has_every_public_name_of_a_package_inside_a_room(face):
     assert set(public) <= shown
 
 
-def test_the_rates_of_inputs_are_those_of_the_page_of_performance():
-    guides = ROOT / "docs" / "guides"
-    rates = re.findall(r"\| ([\d.e+]+) rows/s \(", (guides / "performance.md").read_text())
-    measured = {f"{float(rate):,.0f}" for rate in rates}
-    inputs = re.search(r"rows/s here(.*?)\n\n", (guides / "feeding.md").read_text(), re.DOTALL)
-    assert inputs is not None
-    told = re.findall(r"\d+,\d{3}(?:,\d{3})*", inputs[1])
-    assert len(told) >= 6
-    assert set(told) <= measured
-
-
 def test_the_table_of_faults_names_exactly_the_tests_that_there_are():
     text = (ROOT / "docs" / "faults.md").read_text()
     tests = faults_table.marked_tests()

@@ -73,7 +73,10 @@ class WatchedJob:
         failure = NodeFailure(node_id(name), "host-a", 7, **fields)  # type: ignore[arg-type]
         report_to(self.coordinator, node_id(name), messages.Failed(failure))
 
-    def note(self, event: messages.EpochTrained | messages.Evaluated) -> None:
+    def note(
+        self,
+        event: messages.EpochTrained | messages.Evaluated | messages.SavedNow | messages.BestSaved,
+    ) -> None:
         self.coordinator.read(lambda state: state.epochs.note(event))
 
     def log(self, name: str, *lines: str, dropped: int = 0) -> None:

@@ -133,7 +133,7 @@ def history(
         _write(json.dumps([msgspec.to_builtins(each) for each in records]))
         return
     if not records:
-        _write(f"no run has ended yet, as far as {run_history.directory_of_runs()} knows")
+        _write(run_history.why_none())
         return
     _show_history(records)
 
@@ -189,10 +189,20 @@ def _show(found: Json) -> None:
     if found["evaluations"]:
         last = found["evaluations"][-1]
         _write(f"the evaluated checkpoint of step {last['step']}: {_metrics(last)}")
+    _show_checkpoints(found["checkpoints"] or {})
     for failure in found["failures"]:
         _write(f"{failure['node']} failed: {failure['error']}: {visible(failure['message'])}")
     if found["failures"] and found["failures"][0]["traceback"]:
         _write(visible(found["failures"][0]["traceback"], keep="\n\t"))
+
+
+def _show_checkpoints(checkpoints: Json) -> None:
+    if saved := checkpoints.get("saved"):
+        what = f"nothing was saved: {saved['error']}" if saved["error"] else saved["path"]
+        _write(f"the save that was last asked for: {visible(what)}")
+    if best := checkpoints.get("best"):
+        by = f"{best['metric']} {_number(best['value'])}"
+        _write(visible(f"the best checkpoint, {by}: {best['path']}"))
 
 
 def _metrics(record: Json) -> str:

@@ -9,6 +9,7 @@ Runs in: its own process; `import tfos` does not load this module.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -51,6 +52,10 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one that is closed is None
+            # A name from elsewhere may have characters that this terminal's encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 

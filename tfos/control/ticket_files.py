@@ -63,7 +63,9 @@ def read(
     if not directory.exists():
         return []
     if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise SettingsError(f"{directory} is not read: {reason}")
+        raise SettingsError(
+            f"{directory} is not read: {reason}; let nobody else write it or what is above it"
+        )
     mine: list[Ticket] = []
     others: list[Ticket] = []
     for path in sorted(directory.glob(pattern)):

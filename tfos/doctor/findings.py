@@ -16,7 +16,7 @@ from tfos.doctor.collection import ERROR, NAMES_S, PLACE, Facts
 from tfos.driver import preflight
 from tfos.errors import ConfigError
 from tfos.node import versions
-from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
+from tfos.node_memory import ADDRESS_SPACE_MIB, overhead_mib
 from tfos.slots.offer import Offer
 from tfos.spark import executor_memory
 from tfos.spark.facts import SparkFacts
@@ -201,12 +201,12 @@ def _java(fact: Facts, beside: Beside) -> Iterator[Finding]:
 
 def _memory(fact: Facts, beside: Beside) -> Iterator[Finding]:
     address_space_mib = fact["address_space_mib"]
-    if address_space_mib is not None and address_space_mib < NODE_MEMORY_MIB:
+    if address_space_mib is not None and address_space_mib < ADDRESS_SPACE_MIB:
         yield Finding(
             "memory",
             Level.PROBLEM,
             f"address space is limited to {address_space_mib} MiB (RLIMIT_AS), and a process with "
-            f"TensorFlow maps more than {NODE_MEMORY_MIB} MiB",
+            f"TensorFlow maps up to {ADDRESS_SPACE_MIB} MiB before any model, more with a GPU",
             "unset spark.executor.pyspark.memory, or raise ulimit -v on this host",
         )
     total_mib, available_mib = fact["total_mib"], fact["available_mib"]

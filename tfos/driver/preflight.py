@@ -15,7 +15,7 @@ from typing import Any
 from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
 from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
-from tfos.node_memory import NODE_MEMORY_MIB, overhead_mib
+from tfos.node_memory import ADDRESS_SPACE_MIB, overhead_mib
 from tfos.spark import executor_memory, task_secrets
 from tfos.spark.facts import SparkFacts, fixed_executors, is_true
 from tfos.topology import Plan
@@ -73,7 +73,7 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
 
 
 def check_python_memory(conf: Mapping[str, str]) -> None:
-    """Refuse a limit of Spark's Python workers under which TensorFlow cannot be imported.
+    """Refuse a limit of Spark's Python workers under which TensorFlow cannot train.
 
     Args:
         conf: Spark's settings.
@@ -82,13 +82,16 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
         ConfigError: has the limit and what to set in its place.
     """
     limit = conf.get("spark.executor.pyspark.memory")
-    if limit and executor_memory.mib(limit) > 0:
-        cores = int(conf.get("spark.executor.cores", "1"))
-        each = executor_memory.mib(limit) // cores
+    if not limit or not executor_memory.mib(limit):
+        return
+    cores = int(conf.get("spark.executor.cores", "1"))
+    each = executor_memory.mib(limit) // cores
+    if each < ADDRESS_SPACE_MIB:
         raise ConfigError(
             f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
             f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
-            f"process with TensorFlow maps more than {NODE_MEMORY_MIB} MiB. Unset it and set "
+            f"process with TensorFlow maps up to {ADDRESS_SPACE_MIB} MiB before any model, more "
+            "with a GPU. Unset it and set "
             f"spark.executor.memoryOverhead={overhead_mib(cores)}m instead."
         )
 

@@ -288,6 +288,7 @@ def _settings(
         num_workers=plan.num_workers,
         num_ps=plan.num_ps,
         has_tensorflow_servers=bool(plan.tensorflow_servers),
+        is_mirrored=plan.is_mirrored,
         feeds=feeds,
         loopback=facts.loopback,
         default_fs=facts.default_fs,

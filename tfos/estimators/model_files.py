@@ -197,7 +197,7 @@ def read_model(path: str) -> bytes:
         path: path or URL of the file.
 
     Raises:
-        SettingsError: the path is refused, or there is no file.
+        SettingsError: the path is refused, or there is no file, or a directory.
         OSError: the file system failed.
     """
     place = _location(path)
@@ -206,6 +206,11 @@ def read_model(path: str) -> bytes:
             return bytes(file.read_range(0, file.size_bytes))
     except FileNotFoundError as error:
         raise SettingsError(f"no model is at {path}; save() writes one") from error
+    except IsADirectoryError as error:
+        raise SettingsError(
+            f"{path} is a directory, as of a SavedModel, and a model is read from one file. Keras "
+            "3's model.save('name.keras') writes it"
+        ) from error
 
 
 def fit_file(model_dir: str, number: int) -> str:

@@ -156,6 +156,8 @@ class FitProgram:
         import keras
         import tensorflow as tf
 
+        from tfos.keras.fit.callbacks import of_rank
+
         del args
         data, validation = self.data.begun(), self.validation and self.validation.begun()
         if self.seed is not None:
@@ -177,7 +179,7 @@ class FitProgram:
             shuffle=not isinstance(rows, tf.data.Dataset),  # whose order is its own: Keras warns
             epochs=self.epochs,
             validation_data=validation and validation.held(ctx, model),
-            callbacks=[*ctx.callbacks(), *watching, *made],
+            callbacks=[*ctx.callbacks(), *watching, *of_rank(made, ctx.rank)],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,
         )

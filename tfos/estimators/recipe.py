@@ -242,6 +242,22 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
     return replace(recipe, inputs=signature.inputs, outputs=tuple(signature.outputs))
 
 
+def check_file(content: bytes, path: str) -> None:
+    """Refuse what is not a model's file.
+
+    Args:
+        content: of the file.
+        path: of the file.
+
+    Raises:
+        SettingsError: it is no `.keras` file.
+    """
+    try:
+        _config_of(content)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
 def _config_of(content: bytes) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

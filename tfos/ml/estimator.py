@@ -42,7 +42,8 @@ class KerasEstimator(
         model: compiled, with its weights, from which each fit begins.
         model_fn: makes the compiled model in each worker, in the place of `model`.
         custom_objects: classes and functions of yours that the saved model names.
-        callbacks: of Keras' fit, in every worker; or a function that makes them there.
+        callbacks: of Keras' fit, in every worker; or a function that makes them there. Those of
+            Keras that write files run in the first worker alone.
         class_weight: by class, as of Keras' fit.
         featuresCol: column of the features; "features".
         featuresCols: several: one per input of the model, or side by side.

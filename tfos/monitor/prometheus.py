@@ -95,7 +95,7 @@ class ClusterPage:
         self.token = ""
         """Empty: the page is for this host only and needs none."""
 
-    def start(self, host: str, port: object) -> None:
+    def start(self, host: object, port: object) -> None:
         """Listen.
 
         Args:
@@ -103,10 +103,12 @@ class ClusterPage:
             port: as the user gave it; 0: the system chooses.
 
         Raises:
-            SettingsError: the port is invalid or in use.
+            SettingsError: host or port is invalid, or the port in use.
         """
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise SettingsError(f"metrics_port must be in 0..65535, 0 for any free one: {port!r}")
+        if not isinstance(host, str):
+            raise SettingsError(f"metrics_host must be a str such as '127.0.0.1', got {host!r}")
         if not is_loopback(host):
             self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         page = HttpPage(self.render, CONTENT_TYPE, token=self.token)
@@ -115,8 +117,7 @@ class ClusterPage:
         except (RpcError, OSError) as error:
             page.close()
             raise SettingsError(
-                f"metrics cannot be served on {host}:{port}: {error}. Name another port, or 0 for "
-                "any free one, in metrics_port="
+                f"metrics_host={host!r}, metrics_port={port}: metrics cannot be served: {error}"
             ) from error
         self._page = page
         shown = advertised_host() if is_wildcard(host) else host

@@ -46,6 +46,8 @@ class NodeSettings:
     """Shows the chief whether it is on the driver's host."""
     has_tensorflow_servers: bool = False
     """Whether other nodes run TensorFlow's servers, for a strategy that main_fun builds."""
+    is_mirrored: bool = False
+    """Whether main_fun is to build a strategy that sums gradients among all workers."""
     legacy_keras: str = ""
     """The driver's TF_USE_LEGACY_KERAS, which says what `tf.keras` is; empty: it has none."""
     release_port: bool = True

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
-from tfos.estimators.recipe import ModelRecipe, described, model_of, recipe_of
+from tfos.estimators.recipe import ModelRecipe, check_file, described, model_of, recipe_of
 from tfos.estimators.training import (
     FitResult,
     FitSettings,
@@ -29,6 +30,7 @@ from tfos.estimators.training import (
 )
 from tfos.feed.dataframe_inference import is_frame
 from tfos.files.paths import output_directory
+from tfos.orca.other_names import METHODS, refuse
 from tfos.predict.column import BATCH_SIZE, PREDICTION, predicted, read_signature
 from tfos.predict.fitting import in_order
 from tfos.predict.predictor import OutputColumn, predictor_of
@@ -57,6 +59,10 @@ _WORDS = {
 """Orca's names of arguments, by those of spark.ml."""
 _ROWS = "a DataFrame or a path"
 _FUNCTION = "a function of (config, batch_size)"
+_NO_MODEL = (
+    "this estimator has no model: call load(path), or pass from_keras(model=, a compiled Keras "
+    "model) or from_keras(model_creator=, a function that returns one)"
+)
 
 
 class Estimator:
@@ -110,8 +116,9 @@ class Estimator:
         seed: int | None = 0,
         exactly_once: bool = False,
         verbose: bool = True,
+        **orca: Never,
     ) -> Estimator:
-        """Return an estimator of a compiled Keras model.
+        """Return an estimator of a compiled Keras model; of none, which load() gives it.
 
         Args:
             model: compiled, with its weights.
@@ -130,16 +137,15 @@ class Estimator:
             exactly_once: a task that Spark repeats skips the rows that it fed before; right only
                 where a partition has the same rows in the same order again.
             verbose: show progress.
+            **orca: arguments of Orca's that are not here: all are refused, here and in the calls
+                below.
 
         Raises:
-            SettingsError: none or both of model and model_creator, or settings that cannot work.
+            SettingsError: both model and model_creator, or settings that cannot work; or an
+                argument of Orca's, with what to do instead.
         """
+        refuse("from_keras", orca)
         config = dict(config or {})
-        if model_creator is not None and not callable(model_creator):
-            raise SettingsError(
-                f"model_creator must be a function of config, got {model_creator!r}"
-            )
-        make = None if model_creator is None else functools.partial(model_creator, config)
         settings = FitSettings(
             cluster_size=cluster_size,
             num_ps=num_ps,
@@ -154,7 +160,21 @@ class Estimator:
         if model_dir is not None:
             place = read_facts(active_context()).output_place
             model_dir = output_directory(model_dir, "models", place)
-        return cls(recipe_of(model, make, maker="model_creator"), config, settings, model_dir)
+        return cls(_recipe_of(model, model_creator, config), config, settings, model_dir)
+
+    if not TYPE_CHECKING:  # which would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Never:
+            """Say what to call in the place of a method that Orca has.
+
+            Args:
+                name: of an attribute that is not here.
+
+            Raises:
+                AttributeError: in any case.
+            """
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{told}: {METHODS[name]}" if name in METHODS else told)
 
     def fit(  # noqa: PLR0913 - Orca's arguments
         self,
@@ -166,6 +186,7 @@ class Estimator:
         validation_data: Data | None = None,
         callbacks: Sequence[keras.callbacks.Callback] | None = None,
         class_weight: Mapping[int, float] | None = None,
+        **orca: Never,
     ) -> dict[str, list[float]]:
         """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
 
@@ -186,15 +207,20 @@ class Estimator:
             label_cols: columns of the labels.
             validation_data: of the same kind as data; validates each epoch. Each worker validates
                 all that a function returns.
-            callbacks: of Keras' fit, in every worker.
+            callbacks: of Keras' fit, in every worker; those of Keras that write files in the first
+                one alone.
             class_weight: by class, as of Keras' fit.
+            **orca: as of from_keras.
 
         Raises:
-            SettingsError: data, columns or settings that cannot work, or with servers and model_dir
-                a DataFrame or path within foreachBatch; before any node starts. Or model_dir takes
-                no model behind the fit, which the estimator then has.
+            SettingsError: there is no model; or data, columns or settings that cannot work, or with
+                servers and model_dir a DataFrame or path within foreachBatch; before any node
+                starts. Or model_dir takes no model behind the fit, which the estimator then has.
             NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
+        refuse("fit", orca)
+        if not self._recipe.content and self._recipe.model_fn is None:
+            raise SettingsError(_NO_MODEL)
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         try:
@@ -217,6 +243,7 @@ class Estimator:
         batch_size: int = 32,
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
+        **orca: Never,
     ) -> dict[str, float]:
         """Return the loss and the compiled metrics, as Keras' evaluate does.
 
@@ -225,11 +252,13 @@ class Estimator:
             batch_size: rows of a step.
             feature_cols: columns of the features; of a DataFrame or path.
             label_cols: columns of the labels.
+            **orca: as of from_keras.
 
         Raises:
             SettingsError: there is no trained model yet, or data or columns that cannot work.
             NotCompiled: load() has read a model that was never compiled.
         """
+        refuse("evaluate", orca)
         verbose, recipe = self._settings.verbose, self._trained()
         check_batch_size(batch_size)
         recipe.check_compiled(trains=False)
@@ -247,6 +276,7 @@ class Estimator:
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
         batch_size: int | None = None,
+        **orca: Never,
     ) -> DataFrame:
         """Return the DataFrame with the model's outputs as further columns.
 
@@ -255,11 +285,13 @@ class Estimator:
             feature_cols: columns of the features.
             output_cols: a name per output; None: "prediction", or the outputs' own names.
             batch_size: rows that the model takes at once; None: 1024.
+            **orca: as of from_keras.
 
         Raises:
             SettingsError: there is no trained model yet, columns that do not fit it, or a
                 batch_size below 1.
         """
+        refuse("predict", orca)
         frame = _frame(data, _ROWS)
         columns = named("feature_cols", feature_cols)
         num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
@@ -284,25 +316,41 @@ class Estimator:
         """Return the compiled Keras model."""
         return model_of(self._trained().content)
 
-    def save(self, path: str) -> None:
-        """Write the model as a `.keras` file.
+    def save(self, path: str, **orca: Never) -> None:
+        """Write the model as a `.keras` file; a warning tells if its name is another.
 
         Args:
             path: path or URL on the driver's side.
+            **orca: as of from_keras.
         """
+        refuse("save", orca)
         model_files.write_model(path, self._trained().content)
+        if not os.fspath(path).endswith(".keras"):
+            warnings.warn(
+                f"the model is at {path} as a .keras file: load() reads it, and "
+                "keras.models.load_model only under a name that ends in .keras. Rename it, or "
+                "save under such a name",
+                stacklevel=2,
+            )
 
-    def load(self, path: str) -> None:
+    def load(self, path: str, **orca: Never) -> None:
         """Take the model of a `.keras` file; the next fit begins with it.
 
         Args:
             path: path or URL on the driver's side.
+            **orca: as of from_keras.
 
         Raises:
             SettingsError: there is none.
         """
+        refuse("load", orca)
+        content = model_files.read_model(path)
+        check_file(content, path)
+        self._begin_with(content)
+
+    def _begin_with(self, content: bytes) -> None:
         # Another model, perhaps: what is known of the inputs of the one before says nothing of it.
-        self._recipe = ModelRecipe(content=model_files.read_model(path), has_trained=True)
+        self._recipe = ModelRecipe(content=content, has_trained=True)
         self._signature = None
         self._servers = self._model = None
         self._is_behind = self._resumes_epochs = False
@@ -329,7 +377,8 @@ class Estimator:
                 "from_keras(cluster_size=2 or more), or load() its newest model"
             )
         if found.model:
-            self.load(model_files.fit_file(self._model_dir, found.model))
+            file = model_files.fit_file(self._model_dir, found.model)
+            self._begin_with(model_files.read_model(file))
         self._servers, self._model = found.servers, found.model or None
         self._is_behind = self._resumes_epochs = found.is_behind
 
@@ -428,10 +477,26 @@ class Estimator:
                 "that did not end; call fit(), which goes on from there, or load() a model"
             )
         if not self._recipe.content:
+            if self._recipe.model_fn is None:
+                raise SettingsError(_NO_MODEL)
             raise SettingsError(
                 "the model of model_creator exists in workers only; call fit() or load() first"
             )
         return self._recipe
+
+
+def _recipe_of(model: Any, creator: Any, config: Mapping[str, Any]) -> ModelRecipe:
+    """Return the recipe of from_keras; without a model, which load() is to bring, an empty one.
+
+    Raises:
+        SettingsError: both are given, or one is something else.
+    """
+    if model is None and creator is None:
+        return ModelRecipe()
+    if creator is not None and not callable(creator):
+        raise SettingsError(f"model_creator must be a function of config, got {creator!r}")
+    make = None if creator is None else functools.partial(creator, config)
+    return recipe_of(model, make, maker="model_creator")
 
 
 def _plan_of(

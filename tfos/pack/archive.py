@@ -31,7 +31,7 @@ def check_target(target: Path) -> None:
     """Refuse a file that cannot be the archive.
 
     Raises:
-        SettingsError: with the names that can be.
+        SettingsError: with the names that can be, or why nothing can be written there.
     """
     if not target.name.endswith(SUFFIXES):
         raise SettingsError(
@@ -40,6 +40,20 @@ def check_target(target: Path) -> None:
         )
     if not target.parent.is_dir():
         raise SettingsError(f"there is no directory {target.parent} for {target.name}; make it")
+    if target.is_dir():
+        raise SettingsError(f"{target} is a directory; name a file in it, or remove it")
+    partial = _partial(target)
+    try:
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise SettingsError(
+            f"{target} cannot be written: {error.strerror}; name a file that you may make"
+        ) from error
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}")
 
 
 def write(
@@ -56,7 +70,7 @@ def write(
     Raises:
         OSError: a file cannot be read, or the archive written; with the path.
     """
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial = _partial(target)
     try:
         with (
             _opened(partial, level, target.suffix != ".tar") as out,

@@ -1,7 +1,7 @@
 """One slot of a MirroredStrategyRunner: a plain `model.fit` trains one model of all slots.
 
-Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data,
-what is not distributed.
+Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data
+and of the callbacks, what is not distributed.
 Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard),
 know whether data have an order (tfos.keras.data.dataset_order).
 Runs in: a worker's process.      Threads: main_fun's.
@@ -165,13 +165,16 @@ def _check_losses(model: Any, size: int) -> None:
 
 
 def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:
-    """Return a `fit` that gives its data's part of this rank to another."""
+    """Return a `fit` that gives its data's part of this rank to another, and its callbacks."""
+    from tfos.keras.fit.callbacks import of_rank
+
     signature = inspect.signature(distributed_fit)
 
     @functools.wraps(distributed_fit)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         take_part(bound.arguments, rank, size)
+        bound.arguments["callbacks"] = of_rank(bound.arguments.get("callbacks"), rank)
         try:
             return distributed_fit(*bound.args, **bound.kwargs)
         except Exception as error:

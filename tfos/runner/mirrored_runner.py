@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ class MirroredStrategyRunner:
     the optimizer applies their mean once. Parameters live inside the slots' processes.
 
     Args:
-        num_slots: Spark tasks that train.
+        num_slots: Spark tasks that train, with one GPU each. With use_custom_strategy=True and
+            several GPUs a task it counts GPUs.
         local_mode: run beside the driver, in one process without Spark; num_slots is then 1.
         use_gpu: each task sees the GPUs that Spark gave to it. False: it sees none.
         gpu_resource_name: Spark's name of the GPUs.
@@ -92,9 +94,12 @@ class MirroredStrategyRunner:
             args = (train_fn, kwargs, resource is not None)
             return run_local(_beside_driver, args, {}, 1, timeout_s=self._timeout_s)[0]
         context = self._sc if self._sc is not None else active_context()
+        num_tasks = self._num_slots
         if resource is not None:
-            _check_gpus(context, resource)
-        given = (work, self._num_slots, context, self._config)
+            num_gpus = _gpus_of_task(context, resource)
+            has_own = self._has_own_strategy
+            num_tasks = _tasks(num_tasks, num_gpus, resource, has_own_strategy=has_own)
+        given = (work, num_tasks, context, self._config)
         if self._has_own_strategy:
             return run_work(run_rank, *given, timeout_s=self._timeout_s, ps="tensorflow")[0]
         return run_work(run_mirrored, *given, timeout_s=self._timeout_s)[0]
@@ -120,17 +125,57 @@ def _check(num_slots: object, *, local_mode: object, **switches: object) -> None
         )
 
 
-def _check_gpus(context: Any, resource: str) -> None:
+def _gpus_of_task(context: Any, resource: str) -> float:
+    """Return how many GPUs Spark gives to a task, above 0.
+
+    Raises:
+        SettingsError: it gives none.
+    """
     spark = getattr(context, "sparkContext", context)
-    setting = f"spark.task.resource.{resource}.amount"
+    setting = _amount_of(resource)
     amount = spark.getConf().get(setting)
     try:
-        is_given = float(amount or 0) > 0
+        num_gpus = float(amount or 0)
     except ValueError:
-        is_given = False
-    if not is_given:
+        num_gpus = 0.0
+    if not num_gpus > 0:
         raise SettingsError(
             f"use_gpu=True, and {setting} is {amount!r}: Spark gives no {resource!r} to a task. "
             f"Set it to 1 beside spark.executor.resource.{resource}.amount, name Spark's resource "
             "by gpu_resource_name, or pass use_gpu=False"
         )
+    return num_gpus
+
+
+def _tasks(num_slots: int, num_gpus: float, resource: str, *, has_own_strategy: bool) -> int:
+    """Return how many tasks train.
+
+    Args:
+        num_slots: of the user.
+        num_gpus: of a task.
+        resource: Spark's name of the GPUs.
+        has_own_strategy: whether it takes all GPUs of a task; `fit` of tfos trains on one.
+
+    Raises:
+        SettingsError: that is no whole number.
+    """
+    if num_gpus <= 1:
+        return num_slots
+    found = f"{_amount_of(resource)} is {num_gpus:g}, and num_slots={num_slots}"
+    if not has_own_strategy:
+        warnings.warn(
+            f"{found}: fit trains on one GPU of each task. Unless train_fn uses the others, set "
+            "the former to 1; num_slots is then the number of GPUs that train",
+            stacklevel=3,
+        )
+        return num_slots
+    if num_slots % num_gpus:
+        raise SettingsError(
+            f"{found}, which counts GPUs and is no multiple of it: the strategy takes all GPUs of "
+            "a task. Give a multiple, or set the former to 1"
+        )
+    return int(num_slots // num_gpus)
+
+
+def _amount_of(resource: str) -> str:
+    return f"spark.task.resource.{resource}.amount"

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfos.collectives.group import DEFAULT_TIMEOUT_S, Op, RankGroup
 from tfos.errors import PhaseError
+from tfos.runner.horovod_init import refuse_lone_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,13 @@ _running: list[_Run] = []
 
 @contextlib.contextmanager
 def entered(group: RankGroup, local_rank: int) -> Iterator[None]:
-    """Let the functions below answer for this run.
+    """Let the functions below answer for this run, and Horovod's not by mistake.
 
     Args:
         group: the ranks.
         local_rank: number of this rank among those of its host.
     """
+    refuse_lone_init(group.size)
     _running.append(_Run(group, local_rank))
     try:
         yield

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, parse
-from rpc.jit.cache_directory import real_path, user_cache, why_unsafe
+from rpc.jit.cache_directory import make, real_path, user_cache, why_unsafe
 from tfos.errors import ExportError, SettingsError
 from tfos.serving.file_lock import try_lock, unlock
 
@@ -55,7 +55,7 @@ def cache_directory(given: str | os.PathLike[str] | None) -> Path:
 def _made(path: Path) -> Path:
     path = real_path(path)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make(path)
     except OSError as error:
         raise SettingsError(
             f"indexes cannot be kept in {path}: {error.strerror}; give load() a cache_dir on a "

@@ -29,6 +29,8 @@ class ExecutorMemory:
     """`spark.executor.memoryOverhead`, as set or by Spark's own rule."""
     off_heap_mib: float
     """`spark.memory.offHeap.size` where it is enabled; Java's too."""
+    python_mib: float
+    """`spark.executor.pyspark.memory`, which a container has besides; 0: it is not set."""
     slots: int
     """Tasks, and therefore nodes, that it runs at once."""
     is_contained: bool
@@ -37,19 +39,20 @@ class ExecutorMemory:
     @property
     def container_mib(self) -> float:
         """What the cluster manager reserves for the executor."""
-        return self.heap_mib + self.overhead_mib + self.off_heap_mib
+        return self.heap_mib + self.overhead_mib + self.off_heap_mib + self.python_mib
 
     @property
     def room_mib(self) -> float:
         """What a container has for the processes of nodes; 0: there is no container."""
-        return self.overhead_mib if self.is_contained else 0.0
+        return self.overhead_mib + self.python_mib if self.is_contained else 0.0
 
     def sentence(self) -> str:
         """Return the sum that a container is asked for."""
         off_heap = f" + {self.off_heap_mib:.0f} off-heap" if self.off_heap_mib else ""
+        python = f" + {self.python_mib:.0f} pyspark" if self.python_mib else ""
         return (
             f"an executor's container of {self.container_mib:.0f} MiB = {self.heap_mib:.0f} heap + "
-            f"{self.overhead_mib:.0f} overhead{off_heap}"
+            f"{self.overhead_mib:.0f} overhead{off_heap}{python}"
         )
 
     def shortage(self, nodes: int = 1) -> str:
@@ -59,7 +62,7 @@ class ExecutorMemory:
             nodes: on this executor.
         """
         needed_mib = overhead_mib(nodes)
-        if not self.is_contained or self.overhead_mib >= needed_mib:
+        if not self.is_contained or self.room_mib >= needed_mib:
             return ""
         processes = "1 node needs" if nodes == 1 else f"{nodes} nodes need"
         return (
@@ -93,6 +96,7 @@ def of_settings(conf: Mapping[str, str], master: str) -> ExecutorMemory:
         heap_mib=heap_mib,
         overhead_mib=overhead_mib,
         off_heap_mib=off_heap_mib if uses_off_heap else 0,
+        python_mib=mib(conf.get("spark.executor.pyspark.memory", "0")),
         slots=max(1, cores // _number(conf, "spark.task.cpus", 1)),
         is_contained=is_contained(master),
     )

@@ -98,7 +98,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
     settings = {key: value for key, value in _settings(job) if value}
     settings |= _environment(job)  # an empty variable is one
     for key, value in job.conf.items():
-        if key in settings:
+        if settings.get(key, value) != value:
             raise SettingsError(
                 f"conf.{key!r} = {value!r}: another key of this file says {settings[key]!r}; "
                 "write one of the two."
@@ -207,8 +207,7 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     cores = _most(job, "cores") or 1
     of_roles = {field for _, field, _ in _role_values(job)}
     yield "spark.master", _master(job)
-    if job.deploy_mode == "cluster":
-        yield "spark.submit.deployMode", "cluster"
+    yield "spark.submit.deployMode", job.deploy_mode  # spark-defaults.conf may say the other one
     yield "spark.app.name", job.name
     yield "spark.yarn.queue", job.queue
     if "memory" in of_roles:  # then Spark makes executors for each role, so many

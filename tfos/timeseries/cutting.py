@@ -30,7 +30,7 @@ class WindowPlan:
     """
 
     series: tuple[str, ...]
-    """Columns that name a series."""
+    """Columns that name a series; none: all rows are one."""
     lookback: int
     horizon: int
     step: int
@@ -171,7 +171,8 @@ def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> N
     row = int(np.argmax(wrong))
     series = ", ".join(f"{name}={rows[name][row].as_py()!r}" for name in plan.series)
     what = text.format(time=rows[TIME][row].as_py())
-    raise DataError(f"the series {series} has {what} (column {plan.time_name!r})")
+    whose = f"the series {series}" if series else "the series"
+    raise DataError(f"{whose} has {what} (column {plan.time_name!r})")
 
 
 def _windows(rows: pa.Table, positions: np.ndarray, plan: WindowPlan, num_old: int) -> pa.Table:

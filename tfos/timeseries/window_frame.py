@@ -25,7 +25,7 @@ _MAX_ROWS = 1 << 20
 
 def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
     df: Any,
-    id: str | Sequence[str],  # noqa: A002 - what such columns are called
+    id: str | Sequence[str] | None,  # noqa: A002 - what such columns are called
     time: str,
     value: str,
     lookback: int,
@@ -44,7 +44,7 @@ def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
 
     Args:
         df: one row per series and time, in any order.
-        id: the column, or columns, that name a series.
+        id: the column, or columns, that name a series; None: all rows are one, which one task cuts.
         time: a column of timestamps, dates or numbers.
         value: a column of numbers.
         lookback: values that a forecaster sees.
@@ -60,7 +60,7 @@ def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
         SettingsError: a column or a number cannot work. What is wrong in the rows raises DataError
             in Spark's job, with the series and the time.
     """
-    series = (id,) if isinstance(id, str) else tuple(id)
+    series = (id,) if isinstance(id, str) else () if id is None else tuple(id)
     for name, number in (("lookback", lookback), ("horizon", horizon), ("step", step)):
         if type(number) is not int or number < 1:
             raise SettingsError(f"{name} must be an int >= 1, got {number!r}")
@@ -105,7 +105,7 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
     kinds = dict(df.dtypes)
     asked = (*series, time, value)
     positions_of([name for name, _ in df.dtypes], asked, f"id={list(series)}, {time=}, {value=}")
-    if len({*series, time, value}) < len(series) + 2 or not series:
+    if len({*series, time, value}) < len(series) + 2:
         raise SettingsError(
             f"id={list(series)}, time={time!r} and value={value!r} must be different columns"
         )
@@ -160,7 +160,7 @@ def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: Windo
         # NaN is not below infinity: for Spark it is the largest number.
         usable = functions.when(functions.abs(VALUE) < math.inf, functions.col(VALUE))
         rows = rows.groupBy(*names, TIME).agg(functions.avg(usable).alias(VALUE))
-    return rows.repartition(*names).sortWithinPartitions(*names, TIME)
+    return rows.repartition(*(names or (1,))).sortWithinPartitions(*names, TIME)
 
 
 def _schema(df: Any, series: tuple[str, ...], time: str) -> Any:

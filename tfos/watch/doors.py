@@ -50,6 +50,8 @@ class PageRequest:
         port = self.port
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise SettingsError(f"page_port must be in 0..65535, 0 for any free one: {port!r}")
+        if not isinstance(self.host, str):
+            raise SettingsError(f"page_host must be a str such as '127.0.0.1', got {self.host!r}")
         try:
             from tfos.watch import page_server  # noqa: F401 - Starlette and uvicorn: only here
         except ModuleNotFoundError as error:

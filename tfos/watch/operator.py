@@ -20,7 +20,12 @@ from tfos.errors import ControlError, ControlRefused, SettingsError
 from tfos.failure import NodeId
 from tfos.watch.job import SAVE_S
 from tfos.watch.snapshot import Json
-from tfos.watch.ticket import DriverTicket, directory_of_streams, read_streams
+from tfos.watch.ticket import (
+    DriverTicket,
+    directories_of_tickets,
+    directory_of_streams,
+    read_streams,
+)
 
 _ASK_S = 10.0
 _SLOW_S = SAVE_S + _ASK_S
@@ -39,8 +44,9 @@ def choose(tickets: list[DriverTicket], wanted: str) -> DriverTicket:
     """
     if not tickets:
         raise SettingsError(
-            "no job of this user runs on this host. Ask on the driver's host, as its user; "
-            "`tfos history` has the runs that have ended"
+            "no job of this user runs on this host: there is no ticket of one in "
+            f"{' or '.join(map(str, directories_of_tickets()))}. Ask on the driver's host, as its "
+            "user; `tfos history` has the runs that have ended"
         )
     fitting = [each for each in tickets if not wanted or _fits(each, wanted)]
     if len(fitting) == 1:

@@ -118,8 +118,7 @@ class JobPage:
             listener = bound_tcp(host, port, DEFAULT_LIMITS)
         except (RpcError, OSError) as error:
             raise SettingsError(
-                f"the page cannot be served on {host}:{port}: {error}. Name another port, or 0 for "
-                "any free one, in page_port="
+                f"page_host={host!r}, page_port={port}: the page cannot be served: {error}"
             ) from error
         shown = advertised_host() if is_wildcard(host) else host
         access = PageAccess(frozenset(each.lower() for each in (shown, *hosts)))

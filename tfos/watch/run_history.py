@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rpc.jit.cache_directory import made_private
+from rpc.jit.cache_directory import made_private, real_path, why_unsafe
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
@@ -100,6 +100,20 @@ def read_all() -> list[RunRecord]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
             found.append(msgspec.json.decode(file.read(MOST_BYTES), type=RunRecord))
     return found
+
+
+def why_none() -> str:
+    """Return why there is no record, in a sentence."""
+    place = directory_of_runs()
+    if place is None:
+        return (
+            f"this user has no home directory for a history; set {STATE_VARIABLE} here and at "
+            "drivers"
+        )
+    reason = why_unsafe(real_path(place), (os.geteuid(), 0)) if os.path.exists(place) else ""
+    if reason:
+        return f"no run is kept in {place}: {reason}; let nobody else write it or what is above it"
+    return f"no run has ended yet, as far as {place} knows"
 
 
 def directory_of_runs() -> Path | None:

@@ -10,6 +10,7 @@ The key proves one right: to ask as the operator, or to end the streams.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tfos.control import ticket_files
 from tfos.errors import SettingsError
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
+LOGINS = "/run/user"
+"""Where systemd makes the runtime directories of logins, by user id."""
+_IN_CACHE = Path("tfos", "drivers")
 _SUFFIX = ".ticket"
 _PATTERN = f"*{_SUFFIX}"
 
@@ -64,9 +68,13 @@ def read_all() -> list[DriverTicket]:
     Those of drivers that have ended are removed.
 
     Raises:
-        SettingsError: this user has no directory of its own, or others can change it.
+        SettingsError: this user has no directory of its own, or others can change the first one.
     """
-    found = ticket_files.read(directory_of_tickets(), _PATTERN, DriverTicket)
+    first, *others = directories_of_tickets()
+    found = ticket_files.read(first, _PATTERN, DriverTicket)
+    for other in others:
+        with contextlib.suppress(SettingsError, OSError):  # what is not safe there is no loss here
+            found += ticket_files.read(other, _PATTERN, DriverTicket)
     return sorted(found, key=lambda each: each.started_at)
 
 
@@ -94,6 +102,21 @@ def directory_of_streams() -> Path:
     return cache / "tfos" / "streams"
 
 
+def directories_of_tickets() -> list[Path]:
+    """Return where tickets of drivers are looked for: `directory_of_tickets` comes first.
+
+    A driver under cron or nohup, or behind sudo, may have another runtime directory or none.
+
+    Raises:
+        SettingsError: this user has no directory of its own.
+    """
+    runtime = os.environ.get(RUNTIME_VARIABLE) or f"{LOGINS}/{os.geteuid()}"
+    places = [directory_of_tickets(), Path(runtime, "tfos")]
+    if (cache := user_cache()) is not None:
+        places.append(cache / _IN_CACHE)
+    return list(dict.fromkeys(each for each in places if each.is_absolute()))
+
+
 def directory_of_tickets() -> Path:
     """Return the user's directory of tickets: of this login, or else in the user's cache.
 
@@ -101,7 +124,9 @@ def directory_of_tickets() -> Path:
         SettingsError: there is neither.
     """
     runtime = Path(os.environ.get(RUNTIME_VARIABLE, ""))
-    if runtime.is_absolute() and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
+    # After su it may be root's, which why_unsafe trusts.
+    is_ours = runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK)
+    if is_ours and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
         return runtime / "tfos"
     cache = user_cache()
     if cache is None:
@@ -109,4 +134,4 @@ def directory_of_tickets() -> Path:
             f"this user has no directory for tickets of drivers; set {RUNTIME_VARIABLE} to a "
             "directory of its own, mode 0700"
         )
-    return cache / "tfos" / "drivers"
+    return cache / _IN_CACHE

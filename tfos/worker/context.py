@@ -626,9 +626,12 @@ class NodeContext(PortedContext):
         )
         return inputs, WorkerOutput(config.output or "", name, directory / "output")
 
-    def finish(self) -> None:
+    def finish(self, *, has_joined: bool = False) -> None:
         """Leave the training finally: barriers no longer wait for this worker.
 
         A worker that never used the servers also sends this: the others' epochs wait for it.
+
+        Args:
+            has_joined: whether TensorFlow in this process has joined that of the other workers.
         """
-        self._servers.finish()
+        self._servers.finish(has_joined=has_joined)

@@ -194,7 +194,7 @@ class WorkerProcess:
             self._feeds.trained.end()
             if saver is not None:
                 self._feeds.trained.closed(saver.close())
-            context.finish()
+            context.finish(has_joined=self._in_collective)
             self._activity.enter("sending the output")
             context.send_output()
             if mirror is not None:

@@ -71,6 +71,8 @@ class ServerAccess:
         self._config, self._num_workers = settings.config, settings.num_workers
         self._is_fed = bool(settings.feeds)
         self._are_tensorflows = settings.has_tensorflow_servers
+        has_others = settings.is_mirrored and self._num_workers > 1
+        self._tells_of_others = has_others and self._node.is_chief
         self._workers = training_nodes(roster, has_tensorflow_servers=self._are_tensorflows)
         uses_none = self._are_tensorflows or self._node.is_evaluator
         self._endpoints = [] if uses_none else server_endpoints(roster)
@@ -267,11 +269,24 @@ class ServerAccess:
         if is_empty or self._leaves_tensorflow_out:
             self.check_used(what)
 
-    def finish(self) -> None:
+    def finish(self, *, has_joined: bool = False) -> None:
         """Leave the training finally: barriers no longer wait for this worker.
 
         A worker that never used the servers also sends this: the others' epochs wait for it.
+
+        Args:
+            has_joined: whether TensorFlow in this process has joined that of the other workers.
         """
+        if self._tells_of_others and not has_joined and not self._endpoints:
+            _logger.warning(
+                "%s ends, and main_fun has built no strategy in this process that joins the %d "
+                "workers: whatever it trained is a model of its own. Build strategy = "
+                "tf.distribute.MultiWorkerMirroredStrategy() and the model in its scope; without "
+                "use_custom_strategy=True MirroredStrategyRunner distributes fit, without "
+                "ps='tensorflow' ctx.distribute(model, consistency='sync') does",
+                self._name,
+                self._num_workers,
+            )
         if self._leaves_tensorflow_out:
             _logger.warning(
                 "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "

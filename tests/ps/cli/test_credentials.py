@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ps.cli.credentials import read_secret
+from ps.cli.serve import metrics_token
 from ps.errors import PSSettingsError
 
 
@@ -18,6 +19,18 @@ def test_where_there_is_no_file_the_error_says_how_to_make_one(tmp_path: Path):
     _, _, recipe = str(raised.value).partition("make one with: ")
     subprocess.run(["sh", "-ec", recipe], check=True, timeout=60)
     assert len(read_secret(path)) == 44
+
+
+def test_where_a_token_has_spaces_the_error_says_how_to_make_one(tmp_path: Path):
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("sixteen and more characters")
+    with pytest.raises(PSSettingsError, match="visible ASCII") as raised:
+        metrics_token(str(path))
+    _, _, recipe = str(raised.value).partition("make one with: ")
+    path.unlink()
+    subprocess.run(["sh", "-ec", recipe], check=True, timeout=60)
+    assert len(metrics_token(str(path))) == 44
 
 
 @pytest.mark.attack("A16")

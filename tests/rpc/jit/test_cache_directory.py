@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rpc.jit.cache_directory import CACHE_VARIABLE, CacheDirectory, real_path, why_unsafe
+from rpc.jit.cache_directory import (
+    CACHE_VARIABLE,
+    CacheDirectory,
+    made_private,
+    make,
+    real_path,
+    why_unsafe,
+)
 
 OURS = (os.geteuid(), 0)
 
@@ -35,6 +42,22 @@ def test_the_configured_place_is_made_private_and_named_by_the_sources(
     assert used == tmp_path / "deep" / "cache" / "kernels-digest"
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
     assert why_unsafe(used, OURS) == ""
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o000, 0o755), (0o002, 0o755), (0o077, 0o700)])
+def test_what_is_made_above_a_private_directory_is_no_reason_to_refuse_it(
+    tmp_path: Path, mask: int, mode: int
+):
+    before = os.umask(mask)
+    try:
+        made = tmp_path / "home" / "state" / "runs"
+        make(made)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    for parent in (made.parent, made.parent.parent):
+        assert stat.S_IMODE(parent.stat().st_mode) == mode
+    assert made_private(made) == made
 
 
 @pytest.mark.attack("A16")

@@ -66,8 +66,32 @@ def test_a_client_that_comes_before_start_is_served_after_it(listener):
 
 
 def test_an_address_of_another_host_is_refused(listener):
-    with pytest.raises(OSError, match="assign requested address"):
+    with pytest.raises(OSError, match=r"192\.0\.2\.1:0: .*assign requested address; name an"):
         listener.bind_tcp("192.0.2.1")
+
+
+def test_a_host_that_is_not_resolved_is_named(listener, monkeypatch):
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(OSError, match=r"at no\.invalid:7: Name or service not known; name an"):
+        listener.bind_tcp("no.invalid", 7)
+
+
+def test_where_no_descriptor_is_left_no_address_is_blamed(listener, monkeypatch):
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", no_socket)
+    with pytest.raises(OSError, match=r"Too many open files$"):
+        listener.bind_tcp("127.0.0.1")
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_is_none_is_refused(listener, port):
+    with pytest.raises(SettingsError, match=f"port {port} is none: choose one in 0..65535"):
+        listener.bind_tcp("127.0.0.1", port)
 
 
 class RoutedSocket:

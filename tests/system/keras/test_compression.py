@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.keras_training import blobs, serving
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.keras import Embedding
 from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
@@ -75,6 +76,10 @@ def test_what_cannot_be_packed_or_agreed_on_is_refused():
             distribute(make_model(), first, compression="zip")  # type: ignore[arg-type]  # on purpose
         with pytest.raises(UnsupportedModel, match="all trainable variables are float64"):
             distribute(make_model("float64"), first, compression="int8")
+        tables_alone = keras.Sequential([keras.Input((), dtype="int64"), Embedding(1, table="t")])
+        tables_alone.compile("sgd", "mse")
+        with pytest.raises(UnsupportedModel, match="trains tables alone"):
+            distribute(tables_alone, first, compression="int8")
         distribute(make_model(), first, compression="int8")
         sentence = "compression='none', the parameter servers take 'int8'"
         with pytest.raises(UnsupportedModel, match=sentence):

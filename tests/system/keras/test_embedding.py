@@ -574,6 +574,73 @@ def test_strings_are_not_compiled_by_xla():
         unknown.fit(batch, y, verbose=0)
 
 
+class Regularised(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its loss has the squares of all trainable variables."""
+
+    def compute_loss(self, *args, **kwargs):
+        squares = [tf.nn.l2_loss(v) for v in self.trainable_variables]
+        return super().compute_loss(*args, **kwargs) + 1e-4 * tf.add_n(squares)
+
+
+class WithoutNaN(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its step changes the gradients."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(data[0], data[1], self(data[0], training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        changed = [tf.where(tf.math.is_nan(g), tf.zeros_like(g), g) for g in gradients]
+        self.optimizer.apply(changed, self.trainable_variables)
+        return {"loss": loss}
+
+
+class OneTowerOfTwo(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its second Embedding is not called, and its gradient is zeros of no row."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = Embedding(DIM, table="used"), Embedding(DIM, table="idle")
+        self.head = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.used.build(shape)
+        self.idle.build(shape)
+        self.head.build((None, DIM))
+
+    def call(self, x):
+        return self.head(tf.reduce_sum(self.used(x), 1))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(data[0], data[1], self(data[0], training=True))
+        variables = [v.value for v in self.trainable_variables]
+        gradients = tape.gradient(
+            loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Regularised, WithoutNaN])
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_step_that_makes_the_gradient_of_rows_dense_is_refused(kind, jit):
+    x, y = data(64)
+    model = make_model(Embedding(DIM, table="user", name="who"), "sgd", kind, jit_compile=jit)
+    message = r"gradient of layer 'who' a dense tensor.*shape \(0, 8\) out of such a sum"
+    with pytest.raises(UnsupportedModel, match=message):
+        model.fit(x, y, verbose=0)
+
+
+def test_a_layer_that_the_step_does_not_call_may_have_a_dense_gradient_of_no_row():
+    x, y = data(64)
+    model = OneTowerOfTwo()
+    model.build((None, 3))
+    model.compile("sgd", "mse", jit_compile=False)
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        model.fit(x, y, verbose=0)
+
+
 @pytest.mark.fault("F49")
 def test_a_feature_of_another_kind_or_missing_is_said_through_fit():
     x, y = data(64)

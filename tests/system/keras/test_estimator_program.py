@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import re
@@ -36,6 +37,7 @@ from tfos.predict.signature import ModelSource
 NUM_ROWS, EPOCHS = 64, 2
 SEEN: list[list[int]] = [[] for _ in range(EPOCHS)]
 VALIDATED: list[list[int]] = []
+GIVEN: list[list[str]] = []
 DENSE = pytest.param(functools.partial(keras.layers.Embedding, 5), marks=pytest.mark.long)
 
 
@@ -48,8 +50,9 @@ def rows_of(dataset):
 class Recording(keras.Sequential):  # type: ignore[misc]  # keras is not checked
     """A model whose fit only reads."""
 
-    def fit(self, x, validation_data=None, **_):
-        """Keep the rows of each epoch, and those that validate."""
+    def fit(self, x, validation_data=None, callbacks=(), **_):
+        """Keep the rows of each epoch, those that validate, and the kinds of callbacks."""
+        GIVEN.append([type(each).__name__ for each in callbacks])
         for epoch in SEEN:
             epoch.extend(rows_of(x))
         VALIDATED.append(rows_of(validation_data))
@@ -103,6 +106,17 @@ def seen_by_two(program):
     for rank in range(2):
         program(None, context(rank))
     return SEEN
+
+
+def test_files_of_callbacks_are_written_by_the_first_worker_alone():
+    def made():
+        saves = keras.callbacks.ModelCheckpoint("best.keras")
+        return [saves, keras.callbacks.CSVLogger("epochs.csv"), keras.callbacks.TerminateOnNaN()]
+
+    for callbacks in (made, made()):
+        GIVEN.clear()
+        seen_by_two(dataclasses.replace(of_two(shuffled), callbacks=callbacks))
+        assert GIVEN == [["ModelCheckpoint", "CSVLogger", "TerminateOnNaN"], ["TerminateOnNaN"]]
 
 
 def of_two(make):

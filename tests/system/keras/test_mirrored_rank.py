@@ -17,6 +17,7 @@ import pytest
 from tests.support.keras_training import blobs, serving, together
 from tfos.errors import NotDistributed, SettingsError, UnsupportedModel
 from tfos.keras.data import dataset_order
+from tfos.keras.fit.callbacks import of_rank
 from tfos.keras.fit.distribute import distribute
 from tfos.runner.batch_rows import refusal_in
 from tfos.runner.mirrored_rank import (
@@ -344,6 +345,44 @@ def test_every_fit_is_distributed_and_what_trains_beside_it_is_refused():
         assert cluster.rows(0) == 2 * 2 * 32
         assert cluster.pushes == 2 * 2 * 4
     assert keras.Model.fit is plain_fit
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_files_of_callbacks_are_written_by_the_first_slot_alone(rank, tmp_path):
+    x, y = blobs(32)
+    seen: list[int] = []
+    writing = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "best.keras"),
+        keras.callbacks.CSVLogger(tmp_path / "epochs.csv"),
+        keras.callbacks.TensorBoard(tmp_path / "logs"),
+    ]
+    own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: seen.append(epoch))
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with serving(num_workers=1) as cluster:
+        ctx: Any = SimpleNamespace(rank=rank, num_workers=2)
+        ctx.distribute = functools.partial(distribute, ctx=cluster.contexts[0])
+        with distributed_fits(ctx):
+            model.fit(x, y, batch_size=16, verbose=0, callbacks=[*writing, own])
+    assert seen == [0]
+    written = sorted(each.name for each in tmp_path.iterdir())
+    assert written == ([] if rank else ["best.keras", "epochs.csv", "logs"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_callbacks_in_any_shape_lose_those_that_write_files(rank):
+    saves = keras.callbacks.ModelCheckpoint("best.keras")
+    stops = keras.callbacks.EarlyStopping("loss")
+    ready = keras.callbacks.CallbackList([saves, stops])
+    orbax = object.__new__(keras.callbacks.OrbaxCheckpoint)  # whose packages are not here
+    assert of_rank(None, rank) is None
+    assert of_rank([orbax, stops], rank) == ([stops] if rank else [orbax, stops])
+    assert of_rank(saves, rank) == ([] if rank else saves)
+    assert list(of_rank((saves, stops), rank)) == ([stops] if rank else [saves, stops])
+    assert of_rank([[saves], stops], rank) == ([stops] if rank else [[saves], stops])
+    assert of_rank(ready, rank) is ready
+    assert (saves in ready.callbacks, stops in ready.callbacks) == (not rank, True)
 
 
 SUM = keras.losses.MeanSquaredError(reduction="sum")

@@ -145,6 +145,35 @@ def test_float16_skips_non_finite_steps_and_halves_the_scale(cluster):
     assert all(np.isfinite(w.numpy()).all() for w in model.weights)
 
 
+def half_precision_head(scale, rate, accumulates=None):
+    """A float16 layer of its own, whose gradients are small, in front of a float32 one."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(4, dtype="float16"), keras.layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    inner = keras.optimizers.SGD(rate, gradient_accumulation_steps=accumulates)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale)
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("accumulates", [None, 2])
+def test_a_loss_scale_beyond_float16_does_not_stop_its_variables(cluster, accumulates):
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(64, n)).astype("float32") * 0.03 for n in (8, 1))
+    model, plain = (
+        half_precision_head(2.0**17, 10.0, accumulates),
+        half_precision_head(2.0**17, 10.0),
+    )
+    first = model.layers[0].kernel.numpy()
+    distribute(model, cluster.contexts[0], consistency="sync")
+    model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+    plain.fit(x, y, batch_size=64 if accumulates else 32, shuffle=False, verbose=0)
+    assert model._tfos_trainer.skipped_steps == 0
+    ours, theirs = (each.layers[0].kernel.numpy() for each in (model, plain))
+    assert np.abs(ours - first).max() > 0.004
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
 @pytest.mark.fault("F48")
 def test_non_finite_gradient_is_an_error_before_anything_is_sent(cluster):
     model = distribute(compiled(small()), cluster.contexts[0])

@@ -50,13 +50,16 @@ def descend_together(steps, rate):
     return weights.numpy().tolist(), set(seen), strategy.num_replicas_in_sync, list(cluster)
 
 
-def test_slots_train_by_a_strategy_of_train_fn(spark):
+def test_slots_train_by_a_strategy_of_train_fn(spark, capfd):
     runner = tfos.MirroredStrategyRunner(
         num_slots=2, use_gpu=False, use_custom_strategy=True, sc=spark
     )
     weights, seen, replicas, jobs = runner.run(descend_together, steps=60, rate=0.8)
     np.testing.assert_allclose(weights, TRUE_WEIGHTS, atol=1e-3)
     assert (seen, replicas, jobs) == ({64}, 2, ["worker"])
+    runner.run(int)
+    told = [each for each in capfd.readouterr().err.splitlines() if "built no strategy" in each]
+    assert len(told) == 1, "of the run that trains nothing, by its chief"
 
 
 def test_a_slot_that_dies_ends_the_run_of_all(spark):

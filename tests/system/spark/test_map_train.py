@@ -159,5 +159,7 @@ def test_windows_of_many_series_are_those_of_each_alone(spark):
     doubled = doubled.unionByName(rows.withColumn("value", functions.lit(float("inf"))))
     averaged = windows(doubled, **given, duplicates="mean", every=every)
     assert sorted(averaged.collect()) == found
+    alone = windows(rows.where("time = 0"), **{**given, "id": None})
+    assert [row[1:] for row in found if row["time"] == 0] == list(map(tuple, alone.collect()))
     with pytest.raises(PySparkException, match=r"the series time=\d+ has two rows with the time"):
         windows(doubled, **given).count()

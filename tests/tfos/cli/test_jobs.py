@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.support.cluster_states import node_id
 from tests.support.fake_spark import FakeSpark
 from tests.support.waiting import WAIT_S, wait_until
+from tests.support.watched_job import WatchedJob
 from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.cli import jobs, main
 from tfos.console.log_tail import MOST_CHARS
@@ -38,6 +39,7 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tfos.control.coordinator.LAST_LOOK_S", 0.0)  # nobody looks again
 
 
@@ -74,6 +76,30 @@ def test_a_job_is_shown_its_log_read_and_its_end_recorded(cluster):
     [record] = json.loads(called("history", "--json").output)
     assert (record["cluster_id"], record["state"]) == (cluster.cluster_id, "CLOSED")
     assert cluster.cluster_id in called("history").output
+
+
+def test_the_last_save_and_the_best_checkpoint_are_shown(capsys):
+    bed = WatchedJob()
+    jobs._show(bed.job.snapshot())
+    assert "checkpoint" not in capsys.readouterr().out
+    saved = messages.SavedNow(0, path="/runs/7/step-8", step=8)
+    bed.note(saved)
+    best = messages.BestSaved("/runs/7/step-4", 4, "val_loss", 0.25)
+    bed.note(best)
+    jobs._show(bed.job.snapshot())
+    shown = capsys.readouterr().out
+    assert "the save that was last asked for: /runs/7/step-8\n" in shown
+    assert "the best checkpoint, val_loss 0.25: /runs/7/step-4\n" in shown
+    failed = messages.SavedNow(1, error="the disk is\nfull")
+    bed.note(failed)
+    jobs._show(bed.job.snapshot())
+    assert "last asked for: nothing was saved: the disk is\\nfull\n" in capsys.readouterr().out
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch):
+    monkeypatch.setattr("tfos.watch.run_history.directory_of_runs", lambda: None)
+    told = called("history")
+    assert (told.exit_code, "set XDG_STATE_HOME" in told.stdout) == (0, True)
 
 
 def test_a_log_without_lines_says_so_and_one_with_lines_does_not(cluster):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -16,6 +17,8 @@ from ps.errors import PSError
 from tfos.bench import catalogue
 from tfos.bench.harness import Bench, Figure
 from tfos.cli import main
+from tfos.watch import run_history
+from tfos.watch.run_history import RunRecord
 
 RUNNER = CliRunner()
 
@@ -180,3 +183,17 @@ def test_a_url_is_opened_by_tfos_and_named_by_python_m_ps(capsys, monkeypatch):
     assert "hdfs:///runs/7 names no NameNode" in called("inspect", "hdfs:///runs/7").stderr
     assert ps_main(["inspect", "hdfs:///runs/7"]) == 2
     assert "the commands `tfos inspect` and `tfos export`" in capsys.readouterr().err
+
+
+def test_a_terminal_without_a_names_characters_is_shown_their_numbers(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = RunRecord("c1", "naïve → job", "app", 1.0, 2.0, "CLOSED", 1, 1.0, None, {}, "")
+    run_history.add(run)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "argv", ["tfos", "history"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    out.seek(0)
+    assert (ended.value.code, r"na\xefve \u2192 job" in out.read()) == (0, True)

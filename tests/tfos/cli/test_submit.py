@@ -42,6 +42,7 @@ def test_a_dry_run_prints_the_line_alone(job: Path, monkeypatch):
     assert done.output == (
         "env 'MODE=very fast' /opt/spark/bin/spark-submit \\\n"
         "  --master 'local-cluster[3,1,1024]' \\\n"
+        "  --deploy-mode client \\\n"
         "  --conf 'spark.executorEnv.MODE=very fast' \\\n"
         f"  {job.parent}/train.py 3 'it'\"'\"'s' --more\n"
     )

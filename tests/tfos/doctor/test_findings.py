@@ -124,7 +124,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
         ),
         (
             "memory",
-            changed("memory", address_space_mib=1024),
+            changed("memory", address_space_mib=4095),
             "problem",
             "RLIMIT_AS",
             "pyspark.memory",

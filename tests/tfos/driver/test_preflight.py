@@ -40,7 +40,13 @@ def test_a_limit_on_the_address_space_is_refused_with_the_arithmetic():
         preflight.check_spark(conf, ClusterConfig())
     assert "1024 MiB (2g / 2 cores)" in str(caught.value)
     assert "spark.executor.memoryOverhead=4096m" in str(caught.value)
-    preflight.check_spark({"spark.executor.pyspark.memory": "0"}, ClusterConfig())
+    assert "maps up to 4096 MiB before any model" in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", ["0", "8g", "64g"])
+def test_a_limit_above_what_tensorflow_maps_is_the_users_choice(limit):
+    conf = {"spark.executor.pyspark.memory": limit, "spark.executor.cores": "2"}
+    preflight.check_spark(conf, ClusterConfig())
 
 
 def test_ordinary_settings_pass():

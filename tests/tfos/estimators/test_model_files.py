@@ -14,6 +14,7 @@ from pyspark.sql.types import DoubleType, StructType
 
 from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, TableSpec
+from tests.support.model_files import keras_file
 from tests.support.saved_tables import SavedTables
 from tfos.errors import SettingsError
 from tfos.estimators import model_files, training
@@ -129,7 +130,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
     estimator.fit(made, callbacks=None)
     estimator.fit(made)
-    model_files.write_model(str(tmp_path / "m.keras"), b"loaded")
+    model_files.write_model(str(tmp_path / "m.keras"), loaded := keras_file(None))
     estimator.load(str(tmp_path / "m.keras"))
     estimator.fit(made)
     other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
@@ -139,7 +140,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     assert found == [
         (b"first", "servers-00001", False),
         (b"model 1", "servers-00001", True),
-        (b"loaded", "servers-00003", False),
+        (loaded, "servers-00003", False),
         (b"model 3", "servers-00003", True),
     ]
     alone = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(), str(runs))

@@ -114,6 +114,18 @@ def test_no_page_unless_asked(spark):
         assert (cluster.metrics_url(), cluster.metrics_token()) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        (None, "metrics_host must be a str such as '127.0.0.1', got None"),
+        ("192.0.2.1", r"metrics_host='192.0.2.1', .*; name an address of this host"),
+    ],
+)
+def test_a_host_that_is_none_is_refused(spark, host, says):
+    with pytest.raises(SettingsError, match=says):
+        reserve(spark, metrics_port=0, metrics_host=host)
+
+
 @pytest.mark.parametrize("port", [-1, 65536, "9100", True, 1.5])
 def test_a_port_that_is_none_is_refused(spark, port):
     with pytest.raises(SettingsError, match=r"metrics_port must be in 0..65535"):
@@ -123,7 +135,9 @@ def test_a_port_that_is_none_is_refused(spark, port):
 def test_a_port_that_is_taken_names_its_holder_and_leaves_nothing(spark):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"metrics cannot be served on 127.0.0.1:{port}"):
+        with pytest.raises(
+            SettingsError, match=f"metrics cannot be served: 127.0.0.1:{port} is held"
+        ):
             reserve(spark, metrics_port=port)
     with reserve(spark, metrics_port=port) as cluster:  # the slots were given back too
         assert cluster.metrics_url() == f"http://127.0.0.1:{port}/metrics"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitResult, FitSettings
 from tfos.orca import Estimator
+from tfos.orca.other_names import ARGUMENTS, METHODS
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
 COMPILED = keras_file({"loss": "mse"})
@@ -22,12 +24,98 @@ FLOATS = TensorInfo("float32", (1,))
 ONE_INPUT = ModelRecipe(content=COMPILED, inputs={"x": FLOATS}, outputs=("y",))
 
 
+def made(config: Any, batch_size: int) -> None:
+    """Stand for a function of data."""
+
+
 def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
     """Its columns were checked against the inputs of that one."""
-    (tmp_path / "m.keras").write_bytes(b"second")
+    (tmp_path / "m.keras").write_bytes(second := keras_file({"loss": "mae"}))
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     estimator.load(str(tmp_path / "m.keras"))
-    assert estimator._trained() == ModelRecipe(content=b"second", has_trained=True)
+    assert estimator._trained() == ModelRecipe(content=second, has_trained=True)
+
+
+def test_what_is_no_file_of_a_model_is_refused_when_it_is_loaded(tmp_path):
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    (tmp_path / "m.h5").write_bytes(b"HDF5")
+    for name, text in (
+        ("m.h5", r"m\.h5: the model's 4 bytes are no \.keras file"),
+        ("", "directory"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            estimator.load(str(tmp_path / name))
+    assert estimator._trained() is ONE_INPUT
+
+
+def test_a_model_that_keras_would_not_load_by_its_name_is_told_and_loads_here(tmp_path):
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    for name in ("NCF_model", "m.h5"):
+        with pytest.warns(
+            UserWarning, match=rf"{name} as a \.keras file.*Rename it, or save under"
+        ):
+            estimator.save(str(tmp_path / name))
+        estimator.load(str(tmp_path / name))
+        assert estimator._trained().content == COMPILED
+    for path in (str(tmp_path / "m.keras"), tmp_path / "m.keras"):
+        estimator.save(path)  # a warning would fail
+
+
+def test_an_estimator_without_a_model_takes_that_of_load(tmp_path):
+    estimator = Estimator.from_keras()
+    frame = frame_of(x=DoubleType(), y=DoubleType())
+    for ask in (
+        lambda: estimator.fit(frame, feature_cols="x", label_cols="y"),
+        lambda: estimator.evaluate(frame, feature_cols="x", label_cols="y"),
+        lambda: estimator.predict(frame, "x"),
+        estimator.get_model,
+    ):
+        with pytest.raises(SettingsError, match=r"this estimator has no model: call load\(path\)"):
+            ask()
+    (tmp_path / "m.keras").write_bytes(COMPILED)
+    estimator.load(str(tmp_path / "m.keras"))
+    assert estimator._trained().content == COMPILED
+
+
+def test_what_orca_has_and_this_has_not_is_refused_with_what_to_do():
+    estimator: Any = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    frame = frame_of(x=DoubleType())
+    for call, given, text in (
+        (
+            Estimator.from_keras,
+            {"workers_per_node": 2},
+            r"from_keras\(workers_per_node=.*num_ps",
+        ),
+        (lambda **orca: estimator.fit(frame, **orca), {"steps_per_epoch": 3}, r"df\.limit\(n\)"),
+        (lambda **orca: estimator.evaluate(frame, **orca), {"num_steps": 3}, r"evaluate\(num_st"),
+        (lambda **orca: estimator.predict(frame, "x", **orca), {"verbose": 1}, r"verbose=False"),
+        (lambda **orca: estimator.save("m.keras", **orca), {"save_format": "h5"}, r"Keras 3's"),
+        (lambda **orca: estimator.load("m.keras", **orca), {"custom_objects": {}}, "register"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            call(**given)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+            call(nonsense=1)  # type: ignore[arg-type]  # mypy sees it, too
+    with pytest.raises(AttributeError, match="'fti'"):
+        Estimator.from_keras().fti()  # type: ignore[attr-defined]  # mypy sees it, too
+    text = r"from_keras\(model_dir=path\), then load_latest_checkpoint\(\)"
+    with pytest.raises(AttributeError, match=text):
+        estimator.load_latest_orca_checkpoint("/runs/7")
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        _ = estimator.nonsense
+
+
+def test_no_name_is_refused_that_this_has():
+    assert not set(METHODS) & set(dir(Estimator))
+    for call, own in (
+        (Estimator.from_keras, {"verbose"}),
+        (Estimator.fit, {"callbacks"}),
+        (Estimator.evaluate, set()),
+        (Estimator.predict, set()),
+        (Estimator.save, set()),
+        (Estimator.load, set()),
+    ):
+        assert set(ARGUMENTS) & set(inspect.signature(call).parameters) == own
 
 
 def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node(monkeypatch):
@@ -114,17 +202,13 @@ def test_columns_that_do_not_fit_the_model_have_the_names_of_orcas_arguments():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "pass either model=, a compiled Keras model, or model_creator="),
+        ({"model": 3, "model_creator": made}, "pass either model=, .*, or model_creator="),
         ({"model_creator": 3}, "model_creator must be a function"),
     ],
 )
 def test_a_model_that_is_refused_has_the_name_of_orcas_argument(given, text):
     with pytest.raises(SettingsError, match=text):
         Estimator.from_keras(**given)
-
-
-def made(config: Any, batch_size: int) -> None:
-    """Stand for a function of data."""
 
 
 def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):

@@ -79,3 +79,14 @@ def test_a_name_that_nobody_unpacks_and_a_missing_directory_are_refused(tmp_path
         archive.check_target(tmp_path / "env.zip")
     with pytest.raises(SettingsError, match=r"there is no directory .*missing for env.tar"):
         archive.check_target(tmp_path / "missing" / "env.tar")
+
+
+def test_a_place_that_cannot_be_written_is_refused_by_the_name_that_was_given(tmp_path):
+    (tmp_path / "d.tar").mkdir()
+    with pytest.raises(SettingsError, match=f"^{tmp_path}/d.tar is a directory; name a file"):
+        archive.check_target(tmp_path / "d.tar")
+    long = f"{'x' * 250}.tar"  # which leaves no room for a name beside it
+    with pytest.raises(SettingsError, match=rf"/{long} cannot be written: File name too long;"):
+        archive.check_target(tmp_path / long)
+    archive.check_target(tmp_path / "env.tar")
+    assert [each.name for each in tmp_path.iterdir()] == ["d.tar"]

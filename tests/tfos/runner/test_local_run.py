@@ -72,6 +72,34 @@ def test_tf_config_names_all_ranks_whatever_the_drivers_own_says(monkeypatch):
             pass
 
 
+def inits_horovod(path, name):
+    import importlib
+
+    sys.path.insert(0, path)
+    hvd = importlib.import_module(name)
+    hvd.init()
+    return hvd.size()
+
+
+@pytest.mark.parametrize("name", ["horovod.tensorflow", "horovod.tensorflow.keras"])
+def test_horovod_that_finds_no_other_rank_is_refused(name, tmp_path):
+    """With as many processes as there are, by a launcher of its own, it may go on."""
+    for size in (1, 2):
+        package = tmp_path / str(size) / "horovod" / "tensorflow"
+        (package / "keras").mkdir(parents=True)
+        (package.parent / "__init__.py").touch()
+        (package / "__init__.py").write_text(f"def init(): ...\ndef size(): return {size}\n")
+        (package / "keras" / "__init__.py").write_text("from horovod.tensorflow import init, size")
+    alone, joined = (str(tmp_path / each) for each in "12")
+    assert run_local(inits_horovod, (alone, name), {}, 1) == [1]
+    assert run_local(inits_horovod, (joined, name), {}, 2) == [2, 2]
+    with pytest.raises(NodeFailedError) as caught:
+        run_local(inits_horovod, (alone, name), {}, 2)
+    text = str(caught.value)
+    assert "init() has found 1 process in a run of 2 ranks" in text
+    assert "docs/guides/runner.md" in text
+
+
 def trained_together():
     import tensorflow as tf
 

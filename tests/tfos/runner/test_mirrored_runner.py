@@ -49,6 +49,45 @@ def test_gpus_that_spark_does_not_give_are_refused_before_a_node_starts(amount):
         runner.run(print)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Numbers of tasks of runs, none of which begins."""
+    counts: list[int] = []
+
+    def run_work(_main_fun, _work, count, *_, **__):
+        counts.append(count)
+        return [None]
+
+    monkeypatch.setattr("tfos.runner.mirrored_runner.run_work", run_work)
+    return counts
+
+
+def test_several_gpus_of_a_task_are_told_where_fit_trains_on_one(asked):
+    """A train_fn may use the others by tf.device."""
+    sc: Any = FakeContext("4")
+    runner = MirroredStrategyRunner(num_slots=8, gpu_resource_name="fpga", sc=sc)
+    text = r"spark.task.resource.fpga.amount is 4, and num_slots=8: fit trains on one GPU.* to 1;"
+    with pytest.warns(UserWarning, match=text):
+        runner.run(print)
+    assert asked == [8]
+
+
+@pytest.mark.parametrize(
+    ("amount", "num_slots", "num_tasks"), [("4", 8, 2), ("1", 8, 8), ("0.5", 8, 8), ("4", 6, None)]
+)
+def test_slots_of_a_strategy_of_its_own_count_the_gpus_of_all_tasks(
+    amount, num_slots, num_tasks, asked
+):
+    options: dict[str, Any] = {"gpu_resource_name": "fpga", "sc": FakeContext(amount)}
+    runner = MirroredStrategyRunner(num_slots=num_slots, use_custom_strategy=True, **options)
+    if num_tasks is None:
+        with pytest.raises(SettingsError, match=r"is 4, and num_slots=6, .*Give a multiple, or"):
+            runner.run(print)
+    else:
+        runner.run(print)
+    assert asked == ([] if num_tasks is None else [num_tasks])
+
+
 @pytest.mark.slow
 def test_local_mode_runs_one_process_beside_the_driver(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

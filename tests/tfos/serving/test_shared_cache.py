@@ -458,3 +458,12 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path, cache, monkeypatch, cont
     for _ in range(2):
         serve(tmp_path / "e", cache)
     assert checks.count == 1
+
+
+def test_a_cache_is_made_where_new_files_are_a_groups(tmp_path):
+    before = os.umask(0o002)
+    try:
+        made = cache_directory.cache_directory(tmp_path / "home" / "cache")
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == 0o700

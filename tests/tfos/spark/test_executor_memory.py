@@ -47,11 +47,13 @@ def test_what_is_no_size_is_refused_with_itself(size):
             {"spark.memory.offHeap.enabled": "true", "spark.memory.offHeap.size": "1073741824"},
             (1024, 384, 1024),
         ),
+        ("yarn", {"spark.executor.pyspark.memory": "8g"}, (1024, 384, 0, 8192)),
     ],
 )
 def test_a_container_is_the_sum_of_what_spark_asks_for(master, conf, parts):
     memory = of_settings(conf, master)
-    assert (memory.heap_mib, memory.overhead_mib, memory.off_heap_mib) == parts
+    found = (memory.heap_mib, memory.overhead_mib, memory.off_heap_mib, memory.python_mib)
+    assert found == (*parts, 0)[:4]
     assert memory.container_mib == sum(parts)
     assert f"{sum(parts):.0f} MiB" in memory.sentence()
 
@@ -71,6 +73,13 @@ def test_enough_overhead_and_hosts_without_containers_lack_nothing():
     assert of_settings(enough, "yarn").shortage() == ""
     assert of_settings(enough, "yarn").shortage(2) != ""
     assert of_settings({}, "spark://h:7077").shortage() == ""
+
+
+def test_nodes_use_the_memory_of_pythons_workers_too():
+    conf = {"spark.executor.pyspark.memory": "8g", "spark.executor.cores": "2"}
+    assert of_settings(conf, "yarn").room_mib == 8192 + 384
+    assert of_settings(conf, "yarn").shortage(2) == ""
+    assert "384 overhead + 8192 pyspark: nodes use" in of_settings(conf, "yarn").shortage(5)
 
 
 def test_slots_are_cores_by_cores_of_a_task():

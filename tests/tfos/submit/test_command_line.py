@@ -31,28 +31,32 @@ def options(**changed: Any) -> str:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "--master yarn --num-executors 1 --executor-cores 1"),
+        ({}, "--master yarn --deploy-mode client --num-executors 1 --executor-cores 1"),
         (
             {"ps": 1, "workers": 2, "queue": "q", "name": "a"},
-            "--master yarn --name a --queue q --num-executors 3 --executor-cores 1",
+            "--master yarn --deploy-mode client "
+            "--name a --queue q --num-executors 3 --executor-cores 1",
         ),
         (
             {"executor": Given(cores=4, memory="1g", overhead="3g")},
-            "--master yarn --num-executors 1 --executor-cores 4 --executor-memory 1g "
+            "--master yarn --deploy-mode client "
+            "--num-executors 1 --executor-cores 4 --executor-memory 1g "
             "--conf spark.executor.memoryOverhead=3g --conf spark.task.cpus=4",
         ),
         (
             {"executor": Given(cores=4), "conf": {"spark.task.cpus": "2"}},
-            "--master yarn --num-executors 1 --executor-cores 4 --conf spark.task.cpus=2",
+            "--master yarn --deploy-mode client "
+            "--num-executors 1 --executor-cores 4 --conf spark.task.cpus=2",
         ),
         (
             {"executor": Given(gpus=2)},
-            "--master yarn --num-executors 1 --executor-cores 1 "
+            "--master yarn --deploy-mode client --num-executors 1 --executor-cores 1 "
             "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=2",
         ),
         (
             {"master": "spark://h:7077", "workers": 3, "executor": Given(cores=2)},
-            "--master spark://h:7077 --total-executor-cores 6 --executor-cores 2 "
+            "--master spark://h:7077 --deploy-mode client "
+            "--total-executor-cores 6 --executor-cores 2 "
             "--conf spark.task.cpus=2",
         ),
         (
@@ -62,16 +66,17 @@ def options(**changed: Any) -> str:
                 "workers": 2,
                 "executor": Given(memory="2g"),
             },
-            "--master local-cluster[3,1,2048] --conf spark.executor.memory=2g",
+            "--master local-cluster[3,1,2048] --deploy-mode client --conf spark.executor.memory=2g",
         ),
-        ({"master": "local[4]"}, "--master local[4]"),
+        ({"master": "local[4]"}, "--master local[4] --deploy-mode client"),
         (
             {
                 "ps": 1,
                 "workers": 2,
                 "resources": RoleResources(Resources(cores=2), Resources(cores=4, gpus=1), "pack"),
             },
-            "--master yarn --num-executors 3 --executor-cores 4 --conf spark.task.cpus=4 "
+            "--master yarn --deploy-mode client "
+            "--num-executors 3 --executor-cores 4 --conf spark.task.cpus=4 "
             "--conf spark.executor.resource.gpu.amount=1 --conf spark.tfos.ps.cores=2 "
             "--conf spark.tfos.workers.cores=4 --conf spark.tfos.workers.gpus=1 "
             "--conf spark.tfos.placement=pack",
@@ -83,7 +88,8 @@ def options(**changed: Any) -> str:
                 "workers": 3,
                 "resources": RoleResources(workers=Resources(memory="8g")),
             },
-            "--master spark://h:7077 --conf spark.dynamicAllocation.enabled=true "
+            "--master spark://h:7077 --deploy-mode client "
+            "--conf spark.dynamicAllocation.enabled=true "
             "--conf spark.dynamicAllocation.minExecutors=3 "
             "--conf spark.dynamicAllocation.maxExecutors=3 --executor-cores 1 "
             "--conf spark.tfos.workers.memory=8g",
@@ -93,11 +99,15 @@ def options(**changed: Any) -> str:
                 "inputs": (InputFiles(name="a", path="/a", mode="download"),),
                 "output": "hdfs:///out",
             },
-            "--master yarn --num-executors 1 --executor-cores 1 --conf spark.tfos.inputs.a.path=/a "
+            "--master yarn --deploy-mode client "
+            "--num-executors 1 --executor-cores 1 --conf spark.tfos.inputs.a.path=/a "
             "--conf spark.tfos.inputs.a.mode=download --conf spark.tfos.inputs.a.share=part "
             "--conf spark.tfos.output=hdfs:///out",
         ),
-        ({"master": "local-cluster[2,1,1024]"}, "--master local-cluster[2,1,1024]"),
+        (
+            {"master": "local-cluster[2,1,1024]"},
+            "--master local-cluster[2,1,1024] --deploy-mode client",
+        ),
         (
             {"deploy_mode": "cluster", "retries": 2, "env": {"A": "b"}},
             "--master yarn --deploy-mode cluster --num-executors 1 --executor-cores 1 "
@@ -135,7 +145,7 @@ def options(**changed: Any) -> str:
                 "python": "./env/bin/python",
                 "driver_python": "/usr/bin/python3",
             },
-            "--master yarn --num-executors 1 --executor-cores 1 "
+            "--master yarn --deploy-mode client --num-executors 1 --executor-cores 1 "
             "--conf spark.pyspark.python=./env/bin/python "
             "--conf spark.pyspark.driver.python=/usr/bin/python3 --packages g:a:1,g:b:2 "
             "--py-files /a.py,/b.py --files /w --archives /e.zip#env",
@@ -150,6 +160,10 @@ def test_counts_are_filled_into_the_programs_arguments():
     args = ("--n", "{nodes}", "--of={ps}+{workers}", '{"json": 1}', "{other}")
     line = of_job(job(ps=1, workers=2, args=args), ["{nodes}"])
     assert line.args == ("--n", "3", "--of=1+2", '{"json": 1}', "{other}", "{nodes}")
+
+
+def test_a_setting_that_says_the_same_as_another_key_is_none_too_many():
+    assert options(conf={"spark.submit.deployMode": "client"}) == options()
 
 
 def test_variables_are_the_drivers_own_in_client_mode_only():
@@ -215,6 +229,10 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
                 "conf": {"spark.yarn.maxAppAttempts": "4"},
             },
             "conf.'spark.yarn.maxAppAttempts' = '4': another key of this file says '2'",
+        ),
+        (
+            {"conf": {"spark.submit.deployMode": "cluster"}},
+            "conf.'spark.submit.deployMode' = 'cluster': another key of this file says 'client'",
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},

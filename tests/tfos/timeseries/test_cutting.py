@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import zoneinfo
@@ -49,6 +50,20 @@ def test_windows_stay_within_a_series_and_name_the_last_known_time():
         ("a", 2, [2, 3], [4]),
         ("c", 1, [7, 8], [9]),
     ]
+
+
+def test_rows_without_a_name_of_a_series_are_one():
+    plan = dataclasses.replace(plan_of(), series=())
+    batch = pa.RecordBatch.from_pydict({TIME: [0, 1, 2, 3], VALUE: [1.0, 2.0, 3.0, 4.0]})
+    parts = [batch.slice(start, 2) for start in (0, 2)]
+    found = pa.concat_tables(cut(parts, plan)).to_pylist()
+    assert found == [
+        {TIME: 1, "past": [1.0, 2.0], "future": [3.0]},
+        {TIME: 2, "past": [2.0, 3.0], "future": [4.0]},
+    ]
+    twice = pa.RecordBatch.from_pydict({TIME: [0, 0], VALUE: [1.0, 2.0]})
+    with pytest.raises(DataError, match=r"^the series has two rows with the time 0"):
+        list(cut([twice], plan))
 
 
 def test_no_window_has_a_missing_value_or_spans_a_gap():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+import numpy as np
 import pytest
 
 from tfos.errors import SettingsError
@@ -35,7 +36,8 @@ WRONG = [
     ({"id": "_TFOS_time"}, "column '_TFOS_time' is also one of the result"),
     ({"id": "parts"}, "id column 'parts' must be of texts, numbers or times, it is array<string>"),
     ({"id": "shop"}, r"id column 'shop' is a string collate UTF8_LCASE, .*cast\('string'\)"),
-    ({"id": ()}, "must be different columns"),
+    ({"id": (), "value": "leaves"}, "must be different columns"),
+    ({"id": np.array(["plane", "parts"], object)}, "id column 'parts' must be of texts"),
     ({"every": 60}, "every must be a positive timedelta"),
     ({"every": datetime.timedelta(0)}, "every must be a positive timedelta"),
     ({"time": "delay", "value": "leaves"}, "value column 'leaves' must be of numbers"),

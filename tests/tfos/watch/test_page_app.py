@@ -313,8 +313,21 @@ def test_who_looks_sees_how_the_job_ended(served, bed):
 def test_a_port_in_use_is_a_sentence(bed):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"page cannot be served on 127.0.0.1:{port}"):
+        with pytest.raises(SettingsError, match=f"page cannot be served: 127.0.0.1:{port} is held"):
             JobPage(bed.job, lambda: b"").start("127.0.0.1", port)
+
+
+@pytest.mark.socket
+def test_an_address_that_is_none_of_this_host_is_named_and_no_port_is_blamed(bed):
+    says = r"^page_host='192.0.2.1', page_port=0: .*192.0.2.1:0: .*; name an address of this host"
+    with pytest.raises(SettingsError, match=says):
+        JobPage(bed.job, lambda: b"").start("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", [None, 7, b"127.0.0.1"])
+def test_a_host_that_is_none_is_refused(host):
+    with pytest.raises(SettingsError, match=rf"page_host must be a str .*, got {host!r}"):
+        PageRequest(0, host=host).check()
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "8080", True, 1.5])

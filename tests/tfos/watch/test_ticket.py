@@ -23,6 +23,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return directory
 
 
@@ -81,10 +82,15 @@ def test_a_directory_that_others_can_write_is_refused(runtime):
         ticket.read_all()
 
 
+def test_a_runtime_directory_of_another_login_is_not_used(tmp_path, monkeypatch):
+    """As after su, which leaves root's in the variable."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
+
+
 @pytest.mark.attack("A16")
 def test_a_runtime_directory_that_others_can_write_is_not_used(runtime, tmp_path, monkeypatch):
     runtime.chmod(0o777)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
 
 
@@ -111,13 +117,36 @@ def test_a_ticket_of_a_driver_that_has_ended_is_removed():
     assert not path.exists()
 
 
+def test_a_driver_without_a_runtime_directory_is_found_from_a_login(monkeypatch, runtime):
+    """As one under cron or nohup."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    path = ticket.write(made())
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert ticket.read_all() == [made()]
+    path.parent.chmod(0o777)  # no reason to refuse what the login's own directory holds
+    assert ticket.read_all() == []
+    ticket.write(made("aa11"))
+    assert ticket.read_all() == [made("aa11")]
+
+
+def test_a_driver_of_a_login_is_found_without_a_runtime_directory(monkeypatch, tmp_path):
+    login = tmp_path / "logins" / str(os.geteuid())
+    login.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(ticket, "LOGINS", str(login.parent))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(login))
+    ticket.write(made())
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert ticket.directory_of_tickets() == tmp_path / "cache" / "tfos" / "drivers"
+    assert ticket.read_all() == [made()]
+
+
 def test_a_ticket_of_another_host_stays_and_is_left_out():
     path = ticket.write(msgspec.structs.replace(made(), kernel="another"))
     assert ticket.read_all() == []
     assert path.exists()
 
 
-def test_a_job_is_chosen_by_its_ids_or_name():
+def test_a_job_is_chosen_by_its_ids_or_name(tmp_path):
     one, other = made("aa11"), made("bb22", name="words", application_id="app-8")
     both = [one, other]
     assert choose([one], "") is one
@@ -131,8 +160,9 @@ def test_a_job_is_chosen_by_its_ids_or_name():
         choose([made("cc33", name="words"), one, other], "words")
     with pytest.raises(SettingsError, match="no running job is 'cc'; there are aa11"):
         choose(both, "cc")
-    with pytest.raises(SettingsError, match="no job of this user runs on this host"):
+    with pytest.raises(SettingsError, match="no job of this user runs on this host") as refused:
         choose([], "")
+    assert f" in {tmp_path}/run/tfos or {tmp_path}/cache/tfos/drivers. Ask" in str(refused.value)
 
 
 def test_a_finished_run_leaves_a_small_record():

@@ -183,6 +183,28 @@ def test_tensorflows_servers_want_a_strategy_of_tensorflow(monkeypatch, caplog):
     assert ctx.saver() is None
 
 
+@pytest.mark.parametrize(
+    ("node", "settings", "has_joined", "is_told"),
+    [
+        (CHIEF, {"is_mirrored": True}, False, True),
+        (CHIEF, {"is_mirrored": True}, True, False),
+        (CHIEF, {"is_mirrored": True, "num_workers": 1}, False, False),
+        (CHIEF, {}, False, False),
+        (WORKER_1, {"is_mirrored": True}, False, False),
+    ],
+)
+def test_a_chief_that_has_joined_no_other_worker_is_told_once(
+    node, settings, has_joined, is_told, caplog
+):
+    ctx = make_context([entry("worker", 0, 11), entry("worker", 1, 12)], node=node, **settings)
+    ctx.finish(has_joined=has_joined)
+    told = [each for each in caplog.messages if "has built no strategy" in each]
+    assert len(told) == is_told
+    assert all(
+        "joins the 2 workers: whatever it trained is a model of its own" in each for each in told
+    )
+
+
 def test_tensorflows_servers_take_no_part_in_collective_calls():
     roster = [entry("chief", 0, 9), entry("ps", 0, 10), entry("worker", 0, 11)]
     assert make_context(roster, has_tensorflow_servers=True).rank_group().size == 2

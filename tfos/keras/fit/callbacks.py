@@ -1,6 +1,7 @@
 """Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
-Covers: Keras' TensorBoard callback in a directory per worker.
+Covers: Keras' TensorBoard callback in a directory per worker; which of a user's callbacks one
+worker alone has, where every worker runs the same code.
 Does not: report progress (tfos.keras.fit.progress), write the servers' numbers
 (tfos.keras.fit.tensorboard_scalars) or make workers agree (tfos.keras.fit.epoch_agreement does,
 unasked).
@@ -24,6 +25,13 @@ from tfos.keras.protocols import ShownContext
 
 logger = logging.getLogger(__name__)
 
+_WRITING = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.OrbaxCheckpoint,
+    keras.callbacks.TensorBoard,
+)
+
 
 def callbacks(ctx: ShownContext) -> list[Any]:
     """Return the callbacks for this worker's `fit`, in a list to which the user's own are added.
@@ -37,6 +45,24 @@ def callbacks(ctx: ShownContext) -> list[Any]:
         if ctx.is_chief:
             found.append(ClusterScalars(ctx))
     return found
+
+
+def of_rank(given: Any, rank: int) -> Any:
+    """Return the callbacks of a user that this worker's `fit` gets: rank 0 alone writes files.
+
+    All workers have the same path. Two that write one `.keras` file at once leave a broken one.
+
+    Args:
+        given: of `fit`: None, one, several, also nested, or Keras' CallbackList, which then loses
+            the others.
+        rank: of this worker.
+    """
+    if not given or rank == 0:
+        return given
+    if isinstance(given, keras.callbacks.CallbackList):
+        given.callbacks = of_rank(given.callbacks, rank)
+        return given
+    return [each for each in keras.tree.flatten(given) if not isinstance(each, _WRITING)]
 
 
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types

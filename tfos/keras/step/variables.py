@@ -176,9 +176,11 @@ class Variables:
             UnsupportedModel: compression is set, and no gradient is float32.
         """
         if compression != "none" and all(group.dtype != "float32" for group in self.trainable):
+            reason = "all trainable variables are float64; leave it out, or train in float32"
+            if not self.trainable:
+                reason = "the model trains tables alone, whose rows it does not pack; leave it out"
             raise UnsupportedModel(
-                f"compression={compression!r} packs float32 gradients, and all trainable variables "
-                "are float64; leave it out, or train in float32"
+                f"compression={compression!r} packs dense gradients of float32, and {reason}"
             )
         specs = []
         for group in (*self.groups, *self.frozen):

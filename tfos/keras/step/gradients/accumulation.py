@@ -31,7 +31,9 @@ class Accumulator:
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
         self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._sums = {
-            id(variable): tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+            id(variable): tf.Variable(
+                tf.zeros(variable.shape, _sum_dtype(variable)), trainable=False
+            )
             for variable in variables
         }
 
@@ -39,7 +41,8 @@ class Accumulator:
         """Add a batch's gradients; for compiled functions.
 
         Args:
-            gradients: by id of their variable, tensors of its shape and dtype.
+            gradients: by id of their variable, tensors of its shape, float64 for a variable of
+                float64, else float32.
             finite: scalar bool tensor; False skips the batch.
 
         Returns:
@@ -66,3 +69,7 @@ class Accumulator:
         taken = tf.cast(finite, tf.int64)
         self._count.assign(tf.math.floormod(self._count + taken, self._steps))
         self._iterations.assign_add(tf.cast(taken, self._iterations.dtype))
+
+
+def _sum_dtype(variable: Any) -> str:
+    return "float64" if variable.dtype == "float64" else "float32"

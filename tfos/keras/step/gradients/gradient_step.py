@@ -183,7 +183,7 @@ class GradientStep:
         )
         with row_flow.flowing(flow, layers):
             logs, captured = self._own_step(data)
-        pairs, row_gradients = self._split(captured.pairs())
+        pairs, row_gradients = self._split(captured.pairs(), flow.called)
         gradients = self._gradients(pairs)
         writes.check()
         unscaled = self._scale.removed_from
@@ -216,9 +216,14 @@ class GradientStep:
         return logs, parts, statistics, finite, complete, scalars, row_gradients
 
     def _split(
-        self, pairs: Sequence[tuple[Any, Any]]
+        self, pairs: Sequence[tuple[Any, Any]], used: Sequence[Any]
     ) -> tuple[list[tuple[Any, Any]], list[RowGradient]]:
-        """Return the pairs without those of anchors, and each trained layer's row gradient."""
+        """Return the pairs without those of anchors, and each trained layer's row gradient.
+
+        Args:
+            pairs: of gradient and variable, as the model's train_step gave them.
+            used: the layers that the step called.
+        """
         import tensorflow as tf
 
         called = [layer for layer in self.trained_layers if layer.anchor is not None]
@@ -238,6 +243,8 @@ class GradientStep:
             gradient = of_layer.get(id(layer))
             if isinstance(gradient, tf.IndexedSlices):
                 found.append((gradient.values, gradient.indices))
+            elif gradient is not None and any(layer is each for each in used):
+                raise _made_dense(layer)
             else:  # the step does not use its rows
                 found.append((tf.zeros([0, layer.dim]), tf.zeros([0], tf.int64)))
         return dense, found
@@ -286,6 +293,16 @@ def _given_twice(path: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"train_step gives {path!r} twice in one apply, and the parameter servers take one "
         "gradient per variable and step; add the gradients, or differentiate the sum of the losses"
+    )
+
+
+def _made_dense(layer: Any) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the step makes the gradient of layer {layer.path!r} a dense tensor, which no longer says "
+        "which rows it belongs to. A sum over model.trainable_variables in the loss does that, and "
+        "tf.where, tf.add_n or ops.nan_to_num on the gradient. Leave the layer's variable of shape "
+        f"{tuple(layer.anchor.shape)} out of such a sum, or change `gradient.values` of the "
+        "tf.IndexedSlices"
     )
 
 

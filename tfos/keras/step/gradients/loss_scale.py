@@ -27,10 +27,10 @@ class LossScale:
             optimizer.build([])
 
     def removed_from(self, gradient: Any) -> Any:
-        """Return a gradient of the loss itself.
+        """Return a gradient of the loss itself, as float32, or float64 where it is that.
 
         Args:
-            gradient: tensor, of the scaled loss.
+            gradient: tensor, of the scaled loss. A scale of 65536 and more is infinity in float16.
         """
         import tensorflow as tf
 
@@ -38,6 +38,8 @@ class LossScale:
             scale = self._optimizer.dynamic_scale
         else:
             scale = optimizers.unwrap(self._optimizer).loss_scale_factor
+        if gradient.dtype != tf.float64:
+            gradient = tf.cast(gradient, tf.float32)
         return gradient if scale is None else gradient / tf.cast(scale, gradient.dtype)
 
     def update(self, finite: Any) -> None:

@@ -21,13 +21,18 @@ class InsideRows:
 
     Args:
         layers: the model's Embeddings.
+
+    Attributes:
+        called: the layer of each call so far.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._frozen = frozen_tables(layers)
+        self.called: list[Any] = []
 
     def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
         """Return the rows of a call; see RowFlow."""
+        self.called.append(layer)
         return looked_up(layer, keys, training=layer.table not in self._frozen), keys
 
 
@@ -39,6 +44,9 @@ class GivenRows:
         positions: of each call that is ahead, [n] int32.
         calls: of the batch's kind.
         layers: the model's Embeddings.
+
+    Attributes:
+        called: the layer of each call.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class GivenRows:
         self._rows = rows
         self._positions = iter(positions)
         self._calls = iter(calls)
+        self.called = [call.layer for call in calls]
 
     def rows(self, layer: Any, keys: Any) -> tuple[Any, Any]:
         """Return the rows of the next call; see RowFlow."""
