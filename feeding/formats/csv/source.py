@@ -89,7 +89,8 @@ class CsvSource(LineSource):
             partitions=partitions,
         )
         if across_lines or not has_header:
-            choice = f"header={has_header} quoted_newlines={across_lines} {request.escape!r}"
+            quoting = f" across lines {request.escape!r}" if across_lines else ""
+            choice = f"header={has_header}{quoting}"
             self.listed = [dataclasses.replace(file, choice=choice) for file in self.listed]
         self._request = request = self._without_directories(request)
         self._format = pa_csv.ParseOptions(
