@@ -704,6 +704,19 @@ def test_all_epochs_of_a_feed_end_a_fit_without_distribution_too():
         assert min(history["loss"] + history["val_loss"]) > 0
 
 
+def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
+    """Which may not be fed before this fit has returned."""
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, batches(1, 1, 1), finish=False)
+        dataset = FeedDataset(ctx, BATCH)
+        given = keras.callbacks.CallbackList(model=model, add_history=True)
+        for epochs in (2, 1):
+            model.fit(dataset, epochs=epochs, verbose=0, callbacks=given)
+        assert dataset.ended_epoch == 2
+        assert len(given.callbacks) == 1
+
+
 def test_a_loop_of_the_programs_own_goes_on_behind_a_fit_that_was_stopped():
     with serving() as cluster:
         ctx, model = cluster.contexts[0], make_model()

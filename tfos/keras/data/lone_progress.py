@@ -44,6 +44,14 @@ class Epochs(Protocol):
         """A loop of Keras is over, also one that was broken off."""
 
 
+class _Around(keras.callbacks.LambdaCallback):  # type: ignore[misc]  # Keras has no types
+    """Before or behind the program's callbacks, whose list may be that of the next fit too."""
+
+
+def _of_program(given: keras.callbacks.CallbackList) -> list[Any]:
+    return [each for each in given.callbacks if not isinstance(each, _Around)]
+
+
 class LoneProgress:
     """Progress of one `fit`.
 
@@ -84,11 +92,14 @@ class LoneProgress:
         if self._has_callbacks or not isinstance(given, keras.callbacks.CallbackList):
             return
         self._has_callbacks = True
-        first = keras.callbacks.LambdaCallback(on_epoch_end=self._drop_unmeasured)
-        last = keras.callbacks.LambdaCallback(
-            on_epoch_end=self._end_with_feed, on_train_end=lambda _: self._dataset.leave_loop()
-        )
-        given.callbacks = [first, *given.callbacks, last]
+
+        def end(_: dict[str, Any]) -> None:
+            self._dataset.leave_loop()
+            given.callbacks = _of_program(given)
+
+        first = _Around(on_epoch_end=self._drop_unmeasured)
+        last = _Around(on_epoch_end=self._end_with_feed, on_train_end=end)
+        given.callbacks = [first, *_of_program(given), last]
 
     def _drop_unmeasured(self, _: int, logs: dict[str, Any]) -> None:
         """Remove metrics of no batch, which Keras shows as 0: a best one for callbacks."""
