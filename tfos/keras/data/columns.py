@@ -11,7 +11,7 @@ Rows (x, y) or (x, y, weight) need no selection. Otherwise `features` and `label
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,31 +183,22 @@ def _check_dense(part: Any, what: str) -> None:
 
 
 def _check_lengths(parts: tuple[Any, ...]) -> None:
-    """Refuse parts of different lengths, which a loss would broadcast."""
+    """Refuse single arrays of different lengths, which a loss may broadcast.
+
+    Several features may have lengths of their own, as all values of lists beside their rows do.
+    """
     named = zip(("features", "labels", "weights"), parts, strict=False)
-    leaves = [leaf for what, part in named for leaf in _lengths(part, what)]
-    for what, found in leaves[1:]:
-        first, rows = leaves[0]
-        if found != rows:
+    found = [(what, num_rows((part,))) for what, part in named if _has_length(part)]
+    for what, rows in found[1:]:
+        if rows != found[0][1]:
             raise SettingsError(
-                f"map_fn=... returned {rows} rows of {first} and {found} of {what}; keep or leave "
-                "out the same rows of each array"
+                f"map_fn=... returned {found[0][1]} rows of {found[0][0]} and {rows} of {what}; "
+                "keep or leave out the same rows of each array"
             )
 
 
-def _lengths(part: Any, what: str) -> Iterator[tuple[str, int]]:
-    if isinstance(part, Mapping):
-        for name, value in part.items():
-            yield from _lengths(value, f"{what}[{name!r}]")
-    elif isinstance(part, tuple):
-        for place, value in enumerate(part):
-            yield from _lengths(value, f"{what}[{place}]")
-    elif isinstance(part, np.ndarray) and not part.ndim:
-        raise SettingsError(
-            f"map_fn=... returned one number for the {what} of a batch; return one value per row"
-        )
-    else:
-        yield what, num_rows((part,))
+def _has_length(part: Any) -> bool:
+    return isinstance(part, Ragged) or (isinstance(part, np.ndarray) and part.ndim > 0)
 
 
 def _by_place(columns: Any) -> tuple[Any, ...]:

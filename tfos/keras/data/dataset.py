@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
@@ -93,7 +93,7 @@ class MappedReader:
             self.names = list(rows) if isinstance(rows, Mapping) else []
             values = self._mapper(rows)
             spans += found.receipt
-            if _num_rows(values):
+            if _has_rows(values):
                 return Ready(values, tuple(spans), found.position)
         self.left_out = tuple(spans)
         return found
@@ -519,6 +519,12 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
+
+
+def _has_rows(values: Any) -> bool:
+    """Whether one of the arrays has a row: others may be empty, as all values of empty lists."""
+    leaves = keras.tree.flatten(values)
+    return any(num_rows((leaf,)) for leaf in leaves if isinstance(leaf, Ragged) or leaf.ndim)
 
 
 def _num_rows(values: Any) -> int:

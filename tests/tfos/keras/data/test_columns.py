@@ -71,13 +71,19 @@ def test_a_mapping_keeps_or_adds_the_same_rows_of_each_array():
     lists = Ragged(np.ones(3), np.array([0, 2, 2, 3]))
     assert len(RowMapper(map_fn=lambda x, y, w: (lists, y, w))(row)) == 3
     for mapping, text in (
-        (lambda x, y, w: (x, y[:1], w), r"3 rows of features\[0\] and 1 of labels; keep"),
-        (lambda x, y, w: ({"a": x[0], "b": x[0][1:]}, y, w), r"'a'\] and 2 of features\['b'\]"),
+        (lambda x, y, w: (x[0], y[:1], w), r"3 rows of features and 1 of labels; keep"),
+        (lambda x, y, w: (x, y[:1], w), r"1 rows of labels and 3 of weights; keep"),
         (lambda x, y, w: (lists, y, w[:2]), "3 rows of features and 2 of weights"),
-        (lambda x, y, w: (lists, y, np.array(1.0)), "one number for the weights of a batch"),
     ):
         with pytest.raises(SettingsError, match=text):
             RowMapper(map_fn=mapping)(row)
+
+
+def test_a_mapping_may_give_features_that_are_no_rows():
+    """As all values of lists, with the row of each."""
+    mapper = RowMapper(map_fn=lambda x, y: ((x[0].ravel(), np.repeat([0, 1, 2], 4)), y))
+    (values, rows), y = mapper(((MATRIX, MATRIX), LABELS))
+    assert (len(values), len(rows), len(y)) == (12, 12, 3)
 
 
 def test_dtypes_and_mapping():
