@@ -335,15 +335,15 @@ class FeedChannel:
             return self._state.queue(feed).validates
 
     def is_validated(self, feed: str, epoch: int) -> bool:
-        """Return whether the order that ended an epoch has named rows that validate it.
+        """Return whether the order that ended an epoch, or a later one, has named rows for it.
 
         Args:
             feed: name of the feed.
-            epoch: its newest one that has ended.
+            epoch: its newest one that the consumer has ended.
         """
         with self._state.changed:
             validation = self._state.queue(feed).validation
-            return validation is not None and validation.of_epoch == epoch
+            return validation is not None and validation.of_epoch >= epoch
 
     def train_rows(self) -> int:
         """Return how many rows the consumer has trained; inference and validation rows apart."""
