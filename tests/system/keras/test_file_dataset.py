@@ -265,15 +265,21 @@ def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown(
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])
-def test_all_epochs_of_files_are_refused(tmp_path, is_distributed):
+def test_all_epochs_of_files_end_by_a_callback_alone_and_are_told(tmp_path, is_distributed, caplog):
     path = write(tmp_path / "rows", range(10))
     data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
     with serving() as cluster:
         model = make_model()
         if is_distributed:
             distribute(model, cluster.contexts[0])
-        with pytest.raises(SettingsError, match=r"files have no end.*fit\(epochs=n\)"):
-            model.fit(data, epochs=AllEpochs(), verbose=0)
+
+        def stop(epoch, logs):
+            model.stop_training = epoch == 1
+
+        stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+        history = model.fit(data, epochs=AllEpochs(), verbose=0, callbacks=[stops]).history
+    assert len(history["loss"]) == 2
+    assert "rows of files have no end" in caplog.text
 
 
 def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):

@@ -8,6 +8,7 @@ Threads: the thread that runs `fit`; see prefetch.
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections import deque
@@ -41,6 +42,8 @@ from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import RunningFit, running_fit
 from tfos.keras.protocols import RowsContext
+
+logger = logging.getLogger(__name__)
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
@@ -403,15 +406,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         Raises:
             NotDistributed: for `fit` of a model that leaves the cluster's servers out.
             SettingsError: a class_weight of `fit` that cannot work; or the running `fit` trains
-                these rows, and they cannot be measured now; or it trains all epochs of files.
+                these rows, and they cannot be measured now.
         """
         fit = running_fit()
         if fit is not None and fit.x is self:
             self._check_measured(fit)
             if not self.feed and isinstance(fit.epochs, AllEpochs):
-                raise SettingsError(
+                logger.warning(
                     "fit(epochs=ctx.all_epochs) ends with its feed, and rows of files have no end: "
-                    "fit would train them for ever. Give it a number of epochs, fit(epochs=n)"
+                    "it trains them until a callback sets stop_training. Give it a number of "
+                    "epochs, fit(epochs=n)"
                 )
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
