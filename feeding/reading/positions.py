@@ -30,7 +30,7 @@ from feeding.errors import FeedSettingsError, FileChanged
 from feeding.filesystem.interface import is_other
 from feeding.reading import splits
 from feeding.reading.host_paths import without_directory
-from feeding.reading.splits import SourceFile, Split
+from feeding.reading.splits import UNTOLD, SourceFile, Split
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -83,6 +83,8 @@ class Position(msgspec.Struct, frozen=True):
     place: EpochPosition
     versions: str
     """The `versions` of the files; empty: unknown."""
+    choice: str
+    """The `choice` of the files; empty: not compared."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -226,8 +228,13 @@ def course_after(
 def fingerprint(files: Iterable[SourceFile]) -> str:
     """Return a hash of the files' paths, sizes and rows; equal for copies on other hosts."""
     named = without_directory(files)
-    found = [(file.path, file.size_bytes, file.piece_rows) for file in named]
-    return _digest(found, 12)
+    return _digest([(file.path, file.size_bytes, file.piece_rows) for file in named], 12)
+
+
+def choice(files: Iterable[SourceFile]) -> str:
+    """Return a hash of which rows of the files are read; empty: they do not tell."""
+    told = sorted({file.choice for file in files})
+    return "" if UNTOLD in told else _digest(told, 12)
 
 
 def versions(files: Iterable[SourceFile]) -> str:
@@ -292,6 +299,12 @@ def _check_same(saved: Position, reader: Position) -> None:
             "reading cannot continue: the files, their sizes or their rows have changed since the "
             f"position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
             "read with equal_steps() then and without it now, or the reverse"
+        )
+    if saved.choice and reader.choice and saved.choice != reader.choice:
+        raise FileChanged(
+            "reading cannot continue: the position was saved with another filter, CSV header or "
+            f"quoting (fingerprint {saved.choice}, now {reader.choice}), which leave other rows. "
+            "Read the files as then, or start under another name"
         )
     if is_other(saved.versions, reader.versions):
         raise FileChanged(

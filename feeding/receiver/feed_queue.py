@@ -326,11 +326,24 @@ class FeedQueue:
         if not self.draining:
             self.taken_rows += num_rows
 
-    def hand(self, receipt: Receipt) -> None:
-        """Note that the trainer has a batch; ignored while draining."""
+    def drop_taken(self, num_rows: int) -> None:
+        """Count inference rows that were read as dropped; while draining they are by now."""
+        if not self.draining:
+            self.dropped_rows += num_rows
+
+    def hand(self, receipt: Receipt, *, with_last: bool = False) -> None:
+        """Note that the trainer has a batch; ignored while draining.
+
+        Args:
+            receipt: which rows the batch holds.
+            with_last: it trains none of them: they count together with the batch before.
+        """
         if self.draining:
             return
-        self._at_trainer.append(receipt)
+        if with_last and self._at_trainer:
+            self._at_trainer[-1] += receipt
+        else:
+            self._at_trainer.append(receipt)
         for piece in receipt:
             if piece.epoch == INFERENCE:
                 continue

@@ -454,7 +454,7 @@ class NodeContext(PortedContext):
 
     @property
     def all_epochs(self) -> int:
-        """For `fit(epochs=ctx.all_epochs)` of a distributed model: until the feed ends."""
+        """For `fit(epochs=ctx.all_epochs)` on `ctx.dataset(…)`: until the feed ends."""
         from tfos.keras.data.epoch_length import AllEpochs
 
         return AllEpochs()

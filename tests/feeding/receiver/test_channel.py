@@ -13,6 +13,7 @@ import pytest
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
+from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.task import FeedTask
 from rpc.auth.handshake import Identity, Role
@@ -474,3 +475,16 @@ def test_tasks_carry_only_what_they_need():
                 if isinstance(task, FeedTask)
                 else set()
             )
+
+
+def test_a_worker_that_is_late_finds_its_epoch_validated():
+    """Whose end may be followed by that of the next one."""
+    channel = FeedChannel()
+    channel.flush("input", 0)
+    assert not channel.is_validated("input", 0)
+    for epoch in (1, 2):
+        channel.flush("input", epoch, ("validation", epoch))
+    assert channel.is_validated("input", 1)
+    assert channel.is_validated("input", 2)
+    channel.flush("input", 3)
+    assert not channel.is_validated("input", 3)

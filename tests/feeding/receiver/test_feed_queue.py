@@ -241,6 +241,21 @@ def test_a_batch_is_trained_when_the_trainer_comes_back():
     assert (epoch_of(queue, 0).accepted_rows, epoch_of(queue, 1).trained_rows) == (4, 0)
 
 
+def test_rows_that_the_trainer_leaves_out_are_trained_with_the_batch_before_them():
+    queue = FeedQueue("input")
+    for rows in (1, 2, 3):
+        queue.offer(chunk(*range(rows)))
+    take(queue, pop_chunk(queue))
+    take(queue, pop_chunk(queue))
+    last = pop_chunk(queue)
+    queue.count_taken(last.num_rows)
+    queue.hand(receipt_of([ChunkRows(last, 0, 3)]), with_last=True)
+    queue.settle(1)
+    assert consistent(queue).trained_rows == 1
+    queue.settle()
+    assert consistent(queue).trained_rows == 6
+
+
 def test_rows_of_train_are_counted_apart_from_those_of_inference():
     queue = FeedQueue("input")
     queue.offer(chunk(1, 2, 3, session=7))

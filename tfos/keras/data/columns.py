@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeding.columnar.batch import Ragged
+from feeding.columnar.ops import num_rows
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -111,7 +112,10 @@ class RowMapper:
             parts = mapped if isinstance(mapped, tuple) else (mapped,)
         for what, part in zip(("labels", "weights"), parts[1:], strict=False):
             _check_dense(part, what)
-        return tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        cast = tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        if self._map_fn is not None:
+            _check_lengths(cast)
+        return cast
 
     def _dtypes_of(self, place: int) -> tuple[str | None, str | None]:
         """Return the dtype of a part, and that of its float64 values where it has none."""
@@ -178,6 +182,25 @@ def _check_dense(part: Any, what: str) -> None:
         )
 
 
+def _check_lengths(parts: tuple[Any, ...]) -> None:
+    """Refuse single arrays of different lengths, which a loss may broadcast.
+
+    Several features may have lengths of their own, as all values of lists beside their rows do.
+    """
+    named = zip(("features", "labels", "weights"), parts, strict=False)
+    found = [(what, num_rows((part,))) for what, part in named if _has_length(part)]
+    for what, rows in found[1:]:
+        if rows != found[0][1]:
+            raise SettingsError(
+                f"map_fn=... returned {found[0][1]} rows of {found[0][0]} and {rows} of {what}; "
+                "keep or leave out the same rows of each array"
+            )
+
+
+def _has_length(part: Any) -> bool:
+    return isinstance(part, Ragged) or (isinstance(part, np.ndarray) and part.ndim > 0)
+
+
 def _by_place(columns: Any) -> tuple[Any, ...]:
     """Rows that are (x, y) or (x, y, weight), or x alone."""
     if not isinstance(columns, tuple | list):
@@ -196,9 +219,18 @@ def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> 
     for name in by_name:
         if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
             raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
+    return _with_dtypes_of(columns, by_name, float_dtype)
+
+
+def _with_dtypes_of(
+    columns: Mapping[str, Any], by_name: Mapping[str, str], float_dtype: str, struct: str = ""
+) -> dict[str, Any]:
     cast = dict(columns)
     for name, value in columns.items():
-        dtype = by_name.get(name)
+        if isinstance(value, Mapping):
+            cast[name] = _with_dtypes_of(value, by_name, float_dtype, f"{struct}{name}.")
+            continue
+        dtype = by_name.get(f"{struct}{name}")
         items = value.values if isinstance(value, Ragged) else value
         if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
             dtype = float_dtype
