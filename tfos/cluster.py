@@ -444,8 +444,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             self.shutdown()
         else:
             self.abort(f"the driver's program raised {type(error).__name__}")
-            if not isinstance(error, KeyboardInterrupt):  # for which pyspark cancels the node jobs
-                self._ending.tell_failure()
+            self._ending.tell_failure(is_interrupted=isinstance(error, KeyboardInterrupt))
 
     def __repr__(self) -> str:
         return f"TFCluster({self.cluster_id!r}, {self._reserved.plan}, {self.phase.name})"

@@ -42,11 +42,14 @@ REPLACED_STATUS = 3
 """The exit status of a server that another process has replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
+_KEEP = 3
+"""Newest checkpoints."""
 FULL_EVERY = 10
 """Of self-made saves, one in so many holds everything."""
 _NEEDS = {
     "step": "restore",
     "strict": "restore",
+    "save_keep": "save_every",
     "metrics_host": "metrics_port",
     "metrics_token_file": "metrics_port",
 }
@@ -161,7 +164,8 @@ def _self_saving(
         return None  # ps:0 saves for all of them
     if not options.restore:
         refuse_foreign(options.save_dir)
-    kept = SaveOptions(keep=options.save_keep, full_every=FULL_EVERY)
+    keep = _KEEP if options.save_keep is None else options.save_keep
+    kept = SaveOptions(keep=keep, full_every=FULL_EVERY)
     period = Period(directory=options.save_dir, every_s=options.save_every, options=kept)
     return SelfSaving(period, settings, credentials, guard)
 
@@ -243,9 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--save-keep",
         type=int,
-        default=3,
         metavar="N",
-        help="Newest checkpoints to keep (default: 3).",
+        help=f"Newest checkpoints to keep (default: {_KEEP}).",
     )
     _add_metrics(parser)
     parser.add_argument(

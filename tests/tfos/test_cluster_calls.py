@@ -18,6 +18,7 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
 from tfos.errors import ReservationTimeout, SettingsError
+from tfos.failure import NODE_JOB_FAILED
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.task_secrets import PREFIX
@@ -142,16 +143,25 @@ def test_an_interrupted_shutdown_stops_every_node_at_once(cluster, monkeypatch):
 
 
 @pytest.mark.fault("F03")
-@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_block_that_raises_something_else_is_told_of_the_clusters_failure(cluster, capsys, kind):
+@pytest.mark.parametrize(
+    ("kind", "error_type", "is_told"),
+    [
+        (ZeroDivisionError, "ValueError", True),
+        (KeyboardInterrupt, "ValueError", True),
+        (KeyboardInterrupt, NODE_JOB_FAILED, False),  # pyspark cancels the node jobs
+    ],
+)
+def test_a_block_that_raises_something_else_is_told_of_the_clusters_failure(
+    cluster, capsys, kind, error_type, is_told
+):
     def fail(state: ClusterState) -> list[Action]:
-        return state.fail(state.members["worker:0"].failure("ValueError", "bad row"))
+        return state.fail(state.members["worker:0"].failure(error_type, "bad row"))
 
     cluster._coordinator.act(fail)
     with pytest.raises(kind), cluster:
         raise kind
-    told = "which no call has raised: ValueError: bad row; " in capsys.readouterr().err
-    assert told is (kind is not KeyboardInterrupt)
+    told = f"which no call has raised: {error_type}: bad row; " in capsys.readouterr().err
+    assert told is is_told
 
 
 def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):

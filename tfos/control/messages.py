@@ -346,10 +346,7 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class CutShort(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process still ran after main_fun when a stop's grace ended; it is killed.
-
-    Or it has ended then by a signal, or with another exit code than 0.
-    """
+    """After main_fun the worker's process outlived a stop's grace, or did not end with code 0."""
 
     grace_s: float
     how: ShortText = ""

@@ -27,6 +27,7 @@ from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shown_wait import shown_wait
 from tfos.errors import NodeFailedError, PhaseError, PoisonRows, ShutdownTimeout
+from tfos.failure import NODE_JOB_FAILED
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
 
@@ -70,7 +71,7 @@ class Shutdown:
         self._credentials = credentials
         self._lock = threading.RLock()
         self._is_over = False
-        self._is_raised = False
+        self._is_seen = False
         self.is_abandoned = False
         """Whether the wait for an abort was interrupted."""
         self._jobs: NodeJobs | None = None
@@ -137,6 +138,8 @@ class Shutdown:
             self._stop_all(reason, _FORCE_S, save=True)
         finally:
             failed = self._coordinator.error() is not None
+            if failed and not self._is_seen:  # the program may end without another call
+                atexit.register(self._tell_at_exit)
             self._close(ClusterPhase.FAILED if failed else ClusterPhase.CLOSED)
 
     def leave(self) -> None:
@@ -146,20 +149,29 @@ class Shutdown:
 
     def raise_failure(self) -> None:
         """Raise the cluster's failure unless the user has seen it."""
-        error = None if self._is_raised else self._coordinator.error()
+        error = None if self._is_seen else self._coordinator.error()
         if error is None:
             return
         if not self._is_over:  # nodes that still stop may add their records
             self._await_end(self._config.abort_s)
         raise self._coordinator.raised_error() or error
 
-    def tell_failure(self) -> None:
-        """Warn of the cluster's failure if no call has raised it, where none will any more."""
-        error = None if self._is_raised else self._coordinator.raised_error()
-        if error is not None:
-            text = "; ".join(str(error).splitlines())
-            self._console.warn(f"the cluster had failed, which no call has raised: {text}")
-            self._console.flush(_LAST_LINES_S)
+    def tell_failure(self, *, is_interrupted: bool) -> None:
+        """Warn of the cluster's failure if no call has raised it, where none will any more.
+
+        Args:
+            is_interrupted: by Ctrl-C, for which pyspark cancels the node jobs: of that failure the
+                user knows.
+        """
+        error = None if self._is_seen else self._coordinator.raised_error()
+        if error is None:
+            return
+        self._seen()
+        if is_interrupted and error.failures[0].error_type == NODE_JOB_FAILED:
+            return
+        text = "; ".join(str(error).splitlines())
+        self._console.warn(f"the cluster had failed, which no call has raised: {text}")
+        self._console.flush(_LAST_LINES_S)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -167,9 +179,14 @@ class Shutdown:
         try:
             yield
         except (NodeFailedError, PoisonRows):
-            self._is_raised = self._coordinator.error() is not None
+            if self._coordinator.error() is not None:
+                self._seen()
             self._console.flush(_LAST_LINES_S)
             raise
+
+    def _seen(self) -> None:
+        self._is_seen = True
+        atexit.unregister(self._tell_at_exit)
 
     def _finish(
         self, feeds: tuple[str, ...], grace_s: float, timeout_s: float
@@ -276,17 +293,22 @@ class Shutdown:
         InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
-        # Python keeps what has ended the program: Ctrl-C, for which pyspark cancels the node jobs.
-        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
         names = self._coordinator.read(_still_training)
-        if names and not is_interrupted:
+        if names and not _is_interrupted():
             self._console.warn(
                 f"the program ends while main_fun still runs on {', '.join(names)}, and stops it: "
                 "call cluster.shutdown(), or use `with`, which wait until it has returned"
             )
         self.abort("the driver's interpreter exits")
-        if not is_interrupted:
-            self.tell_failure()
+        self._tell_at_exit()
+
+    def _tell_at_exit(self) -> None:
+        self.tell_failure(is_interrupted=_is_interrupted())
+
+
+def _is_interrupted() -> bool:
+    """Whether Ctrl-C has ended the program: Python keeps what did."""
+    return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
 def _still_training(state: ClusterView) -> list[str]:

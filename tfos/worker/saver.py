@@ -72,6 +72,7 @@ class ChiefSaver:
         if self._joins and self._client.is_filled():
             # The servers go on with what they hold, and the directory is this run's own.
             self._restored_step = latest(storage) if steps_on_disk(storage) else None
+            step = -1 if self._restored_step is None else self._restored_step
         elif steps_on_disk(storage):
             if not self._plan.resume:
                 raise CheckpointError(

@@ -18,7 +18,7 @@ from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import NodeFailedError, ShutdownTimeout
-from tfos.failure import NodeFailure
+from tfos.failure import NODE_JOB_FAILED, NodeFailure
 from tfos.topology import plan
 
 GRACE_S = 600.0
@@ -48,9 +48,9 @@ class Waits(Coordinator):
             self.returns()
         return self.read(done)
 
-    def raises(self) -> None:
+    def raises(self, error_type: str = "ValueError") -> None:
         failure = NodeFailure(
-            node_id("worker:0"), "host-b", 7, error_type="ValueError", message="bad row"
+            node_id("worker:0"), "host-b", 7, error_type=error_type, message="bad row"
         )
         report_to(self, node_id("worker:0"), messages.Failed(failure))
 
@@ -101,6 +101,21 @@ def test_a_program_that_ends_without_a_call_that_raises_a_failure_is_warned_of_i
     assert "main_fun still runs" not in coordinator.shown.getvalue()
 
 
+@pytest.mark.fault("F03")
+def test_a_failure_that_an_abort_has_hidden_is_told_once_when_the_program_ends(monkeypatch):
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", lambda call, *_: at_exit.append(call))
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    coordinator.raises()
+    ending.abort("its Spark job was cancelled")
+    assert "which no call has raised" not in coordinator.shown.getvalue()
+    for _ in range(2):
+        at_exit[-1]()
+    assert coordinator.shown.getvalue().count("which no call has raised: ValueError: bad row") == 1
+
+
 @pytest.mark.fault("F16")
 @pytest.mark.parametrize("has_returned", [True, False])
 def test_a_program_that_ends_while_main_fun_runs_is_warned_that_it_stops_it(has_returned: bool):
@@ -122,7 +137,7 @@ def test_a_program_that_an_interrupt_ends_is_not_told_what_its_user_knows(monkey
     coordinator = Waits(config)
     ending = shutdown_of(coordinator, config)
     if has_failed:
-        coordinator.raises()
+        coordinator.raises(NODE_JOB_FAILED)
     ending._at_exit()
     told = coordinator.shown.getvalue()
     assert "main_fun still runs" not in told

@@ -514,3 +514,19 @@ def test_a_save_that_is_asked_for_is_tried_again_and_then_tells_why(tmp_path: Pa
         armed.clear()
         assert latest(tmp_path) == 1
         saver.close()
+
+
+def test_a_chief_that_was_started_again_knows_the_newest_step_of_its_run(tmp_path: Path):
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        first = ChiefSaver(plan(tmp_path), bed.client)
+        first.start()
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        assert first.save_now() == ""
+        first.close()
+        again = ChiefSaver(plan(tmp_path), bed.client, joins=True)
+        again.start()
+        assert again.saved_step == first.saved_step == 1
+        again.close()

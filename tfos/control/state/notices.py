@@ -100,7 +100,7 @@ def work_lost(
         return _not_saved(member, event)
     if event.how:
         return Warn(
-            f"{member.where} {event.how} after main_fun had returned: what its exit handlers or "
+            f"{member.where}, after main_fun had returned: {event.how}. What its exit handlers or "
             "threads had to write may be missing. Let main_fun wait for them"
         )
     return Warn(

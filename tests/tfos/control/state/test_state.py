@@ -189,7 +189,7 @@ def test_a_worker_that_was_killed_in_its_exit_handlers_is_a_warning_with_the_nex
         node_id("worker:1"), messages.CutShort(0.0, "killed by SIGKILL"), NOW
     )
     assert isinstance(warning, Warn)
-    assert "worker:1@host-b killed by SIGKILL after main_fun had returned: " in warning.text
+    assert "worker:1@host-b, after main_fun had returned: killed by SIGKILL. " in warning.text
     assert state.failures == []
 
 
