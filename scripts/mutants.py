@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 LIST = ROOT / "scripts" / "mutants.toml"
 PARTS = ("rpc", "ps", "feeding", "tfos", "pyspark_tfrecord", "tests", "scripts", "pyproject.toml")
 LONGEST_S = 180.0
-"""Of the pytest process of one defence, whose tests take seconds."""
+"""Limit of the pytest process of one defence, whose tests take seconds."""
 LONGEST_TEST_S = 3.0
-"""On average over all tests of the list, which one process runs with all defences."""
+"""Average limit over all tests of the list, which one process runs with all defences."""
 RESULT = "verdict.json"
 
 
@@ -192,7 +192,7 @@ def run(
     Args:
         mutants: what to remove.
         root: the checkout.
-        parts: of it that are copied.
+        parts: parts of it that are copied.
     """
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="tfos-mutants-") as directory:

@@ -65,7 +65,7 @@ class State:
     daemons: tuple[Daemon, ...]
     yarn: YarnPorts | None = None
     kdc_port: int | None = None
-    """Of its Kerberos realm; None: everybody is who they say they are."""
+    """Port of its Kerberos KDC; None: there is none, and users are not authenticated."""
 
     def to_json(self) -> str:
         """Return the text of the state file."""
@@ -113,7 +113,7 @@ class LocalHdfs:
             directory: made if absent, for this user alone; must hold no HDFS yet.
             num_datanodes: at least 1; files have 2 replicas, or 1 with one DataNode.
             with_parent: end the processes also when the calling thread dies without `stop`.
-            kerberos: start a realm as well, without whose tickets nobody is served.
+            kerberos: start a realm as well; clients then need its tickets.
 
         Raises:
             MissingTool: Java, Maven or Kerberos is absent.
@@ -148,7 +148,7 @@ class LocalHdfs:
 
     @classmethod
     def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
-        """Return a state with ports for the NameNode and as many DataNodes, and no process."""
+        """Return a state with ports for the NameNode and this many DataNodes, and no process."""
         kdc, *ports = free_ports(3 + 3 * num_datanodes)
         return State(Ports.of(ports), (), kdc_port=kdc if kerberos else None)
 
@@ -391,7 +391,7 @@ def _listens(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, below those that the kernel deals out by itself.
+    """Return free ports below those that the kernel assigns itself.
 
     Java's daemons want numbers, so their ports have to be free a second later.
     """

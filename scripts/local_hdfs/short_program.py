@@ -29,7 +29,7 @@ def run_to_end(
         timeout_s: seconds until it is killed.
 
     Raises:
-        LocalHdfsError: it failed, with its last lines, or did not end.
+        LocalHdfsError: the program failed, with its last lines, or did not end.
     """
     try:
         done = subprocess.run(

@@ -107,4 +107,4 @@ def _copied(environment: Environment, program: Path) -> Path:
 
 
 ALL = (run_commands, run_readme, run_paths, run_numpy)
-"""In the order of the table's columns."""
+"""Checks, in the order of the table's columns."""

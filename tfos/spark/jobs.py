@@ -33,7 +33,7 @@ _PYTHON_ERROR = re.compile(
     r".+(?:\n(?!\tat ).+)*",
     re.M,
 )
-"""With the lines that follow, up to a blank one: a message may hold a table."""
+"""A Python error with the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
@@ -64,7 +64,7 @@ class SparkJob(Generic[Result]):
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
-        waves: in which the action submits its tasks; None: it does so in one job.
+        waves: waves in which the action submits its tasks; None: it does so in one job.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def inheriting(spark: Any, function: Callable[Arguments, Result]) -> Callable[Ar
 
     Args:
         spark: the SparkContext, or a session of Connect.
-        function: to call.
+        function: the function to call.
     """
     check_running(spark)
     properties = spark._jsc.sc().getLocalProperties().clone()
@@ -204,12 +204,12 @@ class Waves:
     def __init__(self, wave_s: float) -> None:
         self._wave_s = wave_s
         self.num_tasks = 0
-        """Of all waves; 0 until the first begins."""
+        """Tasks of all waves; 0 until the first begins."""
         self._num_ended = 0
         """Tasks of the waves that have ended."""
 
     def collect(self, rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
-        """As collect_in_order."""
+        """See collect_in_order."""
         partitions = order(rdd.getNumPartitions())
         found: list[Any] = []
         size, begin = 1, 0
@@ -238,7 +238,7 @@ def next_size(size: int, took_s: float, wave_s: float) -> int:
     Args:
         size: tasks of the wave that has ended.
         took_s: seconds that it took.
-        wave_s: seconds that a wave is to take.
+        wave_s: seconds that a wave should take.
     """
     return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
@@ -285,7 +285,7 @@ def was_cancelled(error: BaseException) -> bool:
 def failed_task_of(error: BaseException) -> int | None:
     """Return the number of the task that a job failed with, as Spark tells it; None: it does not.
 
-    Of a job over all partitions it is the number of the partition.
+    For a job over all partitions it is the number of the partition.
     """
     found = _FAILED_TASK.search(_text_of(error))
     return int(found[1]) if found else None

@@ -130,8 +130,8 @@ def spark() -> Iterator[FakeSpark]:
     ("mode", "starts", "qname", "error", "refusal"),
     [
         (InputMode.TENSORFLOW, True, "input", SettingsError, "needs input_mode=InputMode.SPARK"),
-        (InputMode.SPARK, False, "input", PhaseError, "needs the cluster RUNNING, it is RESERVED"),
-        (InputMode.SPARK, True, "inptu", SettingsError, "qname='inptu' is no feed of this cluster"),
+        (InputMode.SPARK, False, "input", PhaseError, "cluster to be RUNNING; it is RESERVED"),
+        (InputMode.SPARK, True, "inptu", SettingsError, "qname='inptu' is not a feed of this"),
     ],
     ids=["no feeds", "not started", "no such feed"],
 )
@@ -260,7 +260,7 @@ def saving(error: str, *, is_lost: bool) -> Streams:
 @pytest.mark.fault("F08")
 def test_batches_that_are_lost_once_spark_has_marked_them_are_named_and_not_promised_again():
     state = trained((3, 10), (4, 0), (5, 10), (6, 0))
-    sentence = "ps:1 lost it.*does not have of batches 3 to 5 is lost"
+    sentence = "ps:1 lost it.*lacks of batches 3 to 5 is lost"
     with pytest.raises(FeedJobError, match=sentence) as caught:
         saving("ps:1 lost it", is_lost=True)._save(state)
     assert "once more" not in str(caught.value)

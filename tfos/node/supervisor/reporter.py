@@ -37,7 +37,7 @@ _REACH_DRIVER = (
 )
 _RETRY_S = 0.5
 _MOST_FAILURES_S = 10.0
-"""For so long the driver may answer that it could not handle an event: then it is no accident."""
+"""For this long the driver may answer that it could not handle an event; after that it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Unwanted:
 
     reason: str
     is_cut_off: bool = False
-    """No call has reached the driver."""
+    """Whether no call has reached the driver."""
 
 
 Notice = messages.Order | Registered | Unwanted
@@ -246,14 +246,14 @@ class Reporter:
             self._events.popleft()
 
     def _give_up(self, seq: int, event: messages.Event, error: ControlFailed) -> None:
-        """Report the driver's failure in the place of an event that it cannot handle.
+        """Report the driver's failure instead of an event that it cannot handle.
 
         Raises:
             ControlRefused: always; the node ends.
         """
         text = (
             f"the driver could not handle {type(event).__name__} for {_MOST_FAILURES_S:g} s, and "
-            f"what this node reports later stands behind it: {error}. Start the cluster again, and "
+            f"later reports of this node wait for it: {error}. Start the cluster again, and "
             "report this"
         )
         node = self._register_message
