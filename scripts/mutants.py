@@ -7,7 +7,7 @@ Does not: the list (scripts/mutants.toml), how a failed test ended (scripts.muta
     scripts/test --mutants MAC lease    those with one of these words in their name
 
 A defence that no assertion misses is either not needed or not tested. A test that hangs, cannot
-be imported or fails by another exception is no proof: any damage does that.
+be imported or fails with another exception proves nothing: any damage does that.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     times: int = 1
-    """How often its text stands in the file; all of them are removed."""
+    """How often its text is in the file; all of them are removed."""
 
     def why_stale(self, root: Path = ROOT) -> str:
-        """Return why the list no longer says the truth about the checkout; empty if it does."""
+        """Return why the list no longer matches the checkout; empty if it does."""
         path = root / self.file
         found = path.read_text().count(self.old) if path.exists() else 0
         if found != self.times:
             return (
-                f"its text stands {found} times in {self.file}, expected {self.times}: update the "
-                "list"
+                f"its text is {found} times in {self.file}, expected {self.times}: update the list"
             )
         if self.old == self.new:
             return "it changes nothing: update the list"

@@ -22,7 +22,7 @@ def check_packages(root: str) -> None:
         root: the directory, or zip file, that has the package tfos.
 
     Raises:
-        ImportError: with both paths and what to do.
+        ImportError: a package is missing or another one; with both paths and what to do.
     """
     for name in PACKAGES:
         spec = _found(name)

@@ -47,7 +47,7 @@ class TlsServer:
     """Serves calls.
 
     Args:
-        calls: by their paths, each of `unary` or gRPC's own.
+        calls: the calls by their paths, each from `unary` or gRPC's own.
         credentials: this server's certificate and the authority of its peers.
         num_peers: how many there are; each may wait in a call.
         max_message_bytes: largest size of a request or reply.

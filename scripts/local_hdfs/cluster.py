@@ -370,7 +370,7 @@ class LocalHdfs:
         return dict(beans[0]) if beans else {}
 
     def _await_registered(self, index: int) -> None:
-        """Wait until the DataNode listens and the NameNode counts everybody who runs."""
+        """Wait until the DataNode listens and the NameNode counts all running ones."""
         self._await_listening(f"datanode-{index}", self._ports.datanodes[index][0])
         self.await_datanodes(self._num_running_datanodes())
 

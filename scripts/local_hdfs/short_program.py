@@ -1,4 +1,4 @@
-"""Programs that make files and end, such as Maven and kinit: run one, and tell how it failed."""
+"""Programs that make files and end, such as Maven and kinit: run one, and report how it failed."""
 
 from __future__ import annotations
 

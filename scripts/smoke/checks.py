@@ -62,7 +62,7 @@ def places(environment: Environment, output: str, count: int) -> None:
     strange = sorted({place for place in found if not place.startswith(f"{inside}/")})
     if strange or len(found) < count:
         raise SmokeFailed(
-            f"{len(found)} modules told where they are, expected {count}; "
+            f"{len(found)} modules reported their place, expected {count}; "
             f"not in {inside}: {strange}"
         )
 

@@ -438,7 +438,7 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     ignored."""
     num_fed: int = 0
     """Epochs that train() of this run has fed whole once this one is trained: a run that resumes
-    leaves as many out. 0: this one is none of them, as it is of a stream or has failed."""
+    leaves that many out. 0: this one does not count, as it is of a stream or has failed."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):

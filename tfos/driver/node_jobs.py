@@ -50,7 +50,7 @@ class NodeKeys:
         """Return what the task of one node receives.
 
         Args:
-            node: from the plan.
+            node: the node from the plan.
             settings: the same for all nodes.
             main_fun: the pickled function and its arguments.
         """

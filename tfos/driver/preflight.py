@@ -89,7 +89,7 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
     if each < ADDRESS_SPACE_MIB:
         raise ConfigError(
             f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
-            f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
+            f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores). A "
             f"process with TensorFlow maps up to {ADDRESS_SPACE_MIB} MiB before any model, more "
             "with a GPU. Unset it and set "
             f"spark.executor.memoryOverhead={overhead_mib(cores)}m instead."
@@ -351,7 +351,7 @@ def check_timeout(name: str, value: object) -> float:
 
     Args:
         name: the argument's name, for messages.
-        value: as the user gave it.
+        value: the user's value.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")

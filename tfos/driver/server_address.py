@@ -88,7 +88,7 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
     if is_named and not (facts.loopback or has_own or _address_here(wanted)):
         raise SettingsError(
             f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
-            "driver listen at that address, which other hosts cannot reach on this host. Name an "
+            "driver listen at that address, which is not a reachable address of this host. Name an "
             "address of this host's own (127.0.0.1 where all executors run here), or leave "
             "driver_ps_nodes out: they run on executors then"
         )

@@ -330,6 +330,6 @@ def quoted(name: str) -> str:
     """Return a column's name as Spark takes it, dots and backticks included.
 
     Args:
-        name: as the DataFrame has it.
+        name: the name in the DataFrame.
     """
     return "`" + name.replace("`", "``") + "`"

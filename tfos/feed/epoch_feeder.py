@@ -43,8 +43,8 @@ from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
 _WAVE_S = 30.0
-"""A new attempt waits up to this long for its slot, or the feed of another fit. The pause between
-two waves is a fraction of a second, in which workers train the rows that they have."""
+"""A new attempt, or the feed of another fit, waits this long for a slot, as for imports. A pause
+between two waves is a fraction of a second, in which workers train the rows that they have."""
 
 
 class RouteLog:

@@ -24,7 +24,7 @@ class EpochNumbers:
     """Epochs of one feed, counted over all calls."""
 
     before: int | None = None
-    """Epochs that the interrupted run had trained, which this run resumes; None: not known yet."""
+    """Epochs trained by the interrupted run that this one resumes; None: not known yet."""
     num_fed: int = 0
     """Epochs that train() of this run has fed whole."""
     _next: int = 0

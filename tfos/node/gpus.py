@@ -69,7 +69,7 @@ class GpuHolder:
     """A number, or what nvidia-smi says instead of it."""
     program: str
     user: str
-    """Empty: this process cannot see that one, as in another container."""
+    """User of the process; empty: this process cannot see it, as in another container."""
     is_spark: bool = False
     """A Python worker of Spark, as of a prediction: without a task it ends after a minute."""
 

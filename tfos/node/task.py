@@ -208,7 +208,7 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
     if is_local and not loopback:  # its peers are on other hosts, where 127.0.0.1 is another node
         raise NodeStartError(
             f"no Java with --executor-id is above process {os.getpid()} on {socket.gethostname()} "
-            f"({sys.executable}), so this node cannot find its host or notice its executor's end: "
+            f"({sys.executable}), so this node cannot find its host or notice its executor's end. "
             "PYSPARK_PYTHON must run in the executor's own PID namespace, with /proc readable"
         )
     hostname = procfs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""

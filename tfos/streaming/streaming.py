@@ -379,8 +379,8 @@ class Streams:
         if not came and most_s < limit_s:
             raise FeedJobError(
                 f"the chief has not saved within {most_s:.4g} s, which is what "
-                f"shutdown(timeout=...) left for it, of the {limit_s:.0f} s that a save may take: "
-                "call shutdown() with a longer timeout, or with None for no limit"
+                f"shutdown(timeout=...) left of the {limit_s:.0f} s that a save may take. "
+                "Call shutdown() with a longer timeout, or with None for no limit"
             )
         if not came:
             doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
@@ -463,8 +463,8 @@ def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> N
         names = ", ".join(name for name, is_given in given.items() if is_given)
         raise SettingsError(
             f"stream(query, {names}): the query runs already, and trains all its columns by the "
-            "feed 'input' from its own checkpoint; leave these settings out, or pass the DataFrame "
-            "or its writeStream with them before it is started"
+            "feed 'input' from its own checkpoint. Leave these settings out, or pass them with the "
+            "DataFrame or its writeStream, before the query is started"
         )
 
 

@@ -366,8 +366,8 @@ def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
     with pytest.raises(FeedJobError) as caught:
         streams._save(trained((3, 10)), None, 5.0)
     assert str(caught.value) == (
-        "the chief has not saved within 5 s, which is what shutdown(timeout=...) left for it, of "
-        f"the {plan.limit_s:.0f} s that a save may take: call shutdown() with a longer timeout, "
+        "the chief has not saved within 5 s, which is what shutdown(timeout=...) left of "
+        f"the {plan.limit_s:.0f} s that a save may take. Call shutdown() with a longer timeout, "
         "or with None for no limit"
     )
 

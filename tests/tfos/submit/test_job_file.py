@@ -158,7 +158,7 @@ def test_a_file_that_is_none_is_told_with_its_name(here: Path):
     with pytest.raises(SettingsError, match=r"broken\.toml is not TOML: .*line 1"):
         read(here / "broken.toml")
     (here / "latin.toml").write_bytes(b"program = '\xe4'")
-    with pytest.raises(SettingsError, match=r"latin\.toml is no TOML"):
+    with pytest.raises(SettingsError, match=r"latin\.toml is not TOML"):
         read(here / "latin.toml")
     (here / "wrong.toml").write_text("retries = 'two'")
     with pytest.raises(SettingsError, match=r"wrong\.toml: retries = 'two'"):

@@ -26,7 +26,7 @@ from tfos.topology import PS_ROLE, Plan
 _FROM_OUTSIDE = frozenset({int(signal.SIGKILL), int(signal.SIGTERM)})
 _WITHOUT_WORKER = (
     "MultiWorkerMirroredStrategy cannot go on without one of its workers, nor with a new attempt "
-    "of it, and the others would wait without end. Save in main_fun, restore when it begins, and "
+    "of it, and the others would wait without end: save in main_fun, restore when it begins, and "
     "start the cluster again"
 )
 _AFTER_OWN_SHARD = (

@@ -32,7 +32,7 @@ class JobEnd:
     failed_partition: int | None = None
     """Number of the task that it failed with, which is its node's number; None: unknown."""
     is_cancelled: bool = False
-    """Whether another program part cancelled it, which is its error."""
+    """Whether something other than its cluster cancelled it, which is its error."""
     outcomes: Mapping[str, str] = field(default_factory=dict)
     """How each node's task ended, by node, for a job that did not fail."""
 

@@ -88,7 +88,7 @@ class GpuCheck:
         self._look = look
 
     def start(self) -> None:
-        """Start; the end comes within half a minute, or two after Spark's own Python workers."""
+        """Start; it ends within half a minute, or two after Spark's own Python workers."""
         threading.Thread(target=self._run, name="tfos-gpus", daemon=True).start()
 
     def _run(self) -> None:

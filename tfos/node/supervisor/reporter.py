@@ -37,7 +37,7 @@ _REACH_DRIVER = (
 )
 _RETRY_S = 0.5
 _MOST_FAILURES_S = 10.0
-"""For this long the driver may answer that it could not handle an event; after that it fails."""
+"""How long the driver may fail to handle an event before this node gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Reporter:
         self._events: deque[tuple[int, messages.Event]] = deque()
         self._num_events = 0
         self._fails_since_s: float | None = None
-        """Since when the driver cannot handle the oldest event; None: it has not said so."""
+        """Time since when the driver cannot handle the oldest event; None: it has not said so."""
         self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()

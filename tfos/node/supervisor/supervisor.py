@@ -97,7 +97,7 @@ class Supervisor:
         self._raised: Raised | None = None
         self._awaits_gpus = False
         self._listening: messages.Listening | None = None
-        """What the child has reported while the GPUs were checked."""
+        """The report of the child that came while the GPUs were checked."""
         self._lease_s = math.inf
         """Registration sets it; until then the reporter has its own limit."""
         self._is_cut_off = False
