@@ -62,15 +62,14 @@ class EpochPosition(msgspec.Struct, frozen=True, array_like=True):
     end: Front = UNBEGUN
     """Where the window ends."""
     width: Count = 0
-    """Most splits read side by side in the window; 0: as many as `front` has lanes. Positions of
-    releases that named windows by whole paths have none."""
+    """Most splits read side by side in the window; 0: no window is begun."""
 
 
 Stop = tuple[EpochPosition, ...]
 """The places of all readers of a run when it stopped."""
 
 
-class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
+class Position(msgspec.Struct, frozen=True):
     """Position of one reader of a run, as a checkpoint stores it."""
 
     files: str
@@ -82,8 +81,8 @@ class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"})
     worker: int
     num_workers: int
     place: EpochPosition
-    versions: str = ""
-    """The `versions` of the files; empty: unknown, as in older checkpoints."""
+    versions: str
+    """The `versions` of the files; empty: unknown."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -93,10 +92,10 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     """As of `without_directory`."""
     size_bytes: int
     version: str = ""
-    """See FileStatus; empty: unknown, as of files of a host and in older checkpoints."""
+    """See FileStatus; empty: unknown, as of files of a host."""
 
 
-class Course(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
+class Course(msgspec.Struct, frozen=True):
     """What the readers of a run need of the runs that it continues."""
 
     run_number: int = 0

@@ -44,14 +44,11 @@ class FeedStats:
     """Unread, read ahead, or at the trainer."""
     unread_bytes: int
     starved_s: float
-    epoch: int
-    """The epoch that the consumer reads or will read next."""
     epochs_done: int
-    draining: bool
+    is_drained: bool
     is_terminated: bool
-    """It is draining because the consumer has terminated this feed; otherwise all feeds ended."""
-    finished: bool
-    epochs: tuple[EpochStats, ...] = ()
+    """It is drained because the consumer has terminated this feed; otherwise all feeds ended."""
+    epochs: tuple[EpochStats, ...]
     """The last epochs, the newest last."""
 
 
@@ -430,11 +427,9 @@ class FeedQueue:
             in_flight_rows=self.fed_rows - self.trained_rows - self.dropped_rows,
             unread_bytes=self.unread_bytes,
             starved_s=self.starved_s,
-            epoch=self.epoch,
             epochs_done=self.epochs_done,
-            draining=self.draining,
+            is_drained=self.draining,
             is_terminated=self.is_terminated,
-            finished=self.finished,
             epochs=tuple(
                 EpochStats(epoch, rows.accepted_rows, *rows.done)
                 for epoch, rows in sorted(self._rows.items())

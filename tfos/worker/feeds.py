@@ -197,6 +197,6 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
             )
             for each in stats.epochs
         ),
-        is_drained=stats.draining,
+        is_drained=stats.is_drained,
         is_terminated=stats.is_terminated,
     )

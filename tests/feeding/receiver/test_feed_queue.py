@@ -135,7 +135,7 @@ def test_draining_drops_what_is_unread_and_what_comes():
     queue.flush(0)
     stats = consistent(queue)
     assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (6, 2, 4)
-    assert (stats.unread_bytes, stats.epochs_done, stats.epoch) == (0, 1, 1)
+    assert (stats.unread_bytes, stats.epochs_done, queue.epoch) == (0, 1, 1)
     assert read(queue) == ["over"]
 
 

@@ -205,15 +205,3 @@ def test_versions_of_another_kind_and_copies_of_a_host_are_not_compared():
         servers = Servers()
         stand(servers, tuple(written(before, root=root)), row=3)
         assert resumed(servers, written(now, root=root)) == 1
-
-
-def test_positions_of_a_checkpoint_without_versions_go_on():
-    servers, files = Servers(), written("etag a")
-    stand(servers, tuple(files), row=3)
-    text = servers.texts[position_name("train", 0)]
-    assert b'"versions":"etag/' in text
-    position = msgspec.json.decode(text)
-    del position["versions"]
-    servers.set_metadata(position_name("train", 0), position)
-    servers.set_metadata("reading/train/files", [[each.path, each.size_bytes] for each in files])
-    assert resumed(servers, files) == 1

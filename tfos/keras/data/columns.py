@@ -51,7 +51,6 @@ class ColumnRoles:
             self.map_fn,
             weights=self.weight_col,
             float_dtype=float_dtype,
-            words=("feature_cols", "label_cols", "weight_col"),
         )
 
 
@@ -70,10 +69,12 @@ class RowMapper:
         map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
         weights: selects the sample weights.
         float_dtype: the model's float type.
-        words: what the caller calls `features`, `labels` and `weights`, for errors.
+
+    Errors call features, labels and weights what the user does: feature_cols, label_cols and
+    weight_col.
     """
 
-    def __init__(  # noqa: PLR0913 - made in one place, by keyword
+    def __init__(
         self,
         features: Selector | None = None,
         labels: Selector | None = None,
@@ -82,12 +83,10 @@ class RowMapper:
         *,
         weights: Selector | None = None,
         float_dtype: str = "float32",
-        words: tuple[str, str, str] = ("features", "labels", "weights"),
     ) -> None:
         self._features = features
         self._labels = labels
         self._weights = weights
-        self._words = words
         self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
         by_part = () if isinstance(dtypes, Mapping) else dtypes or ()
         self._dtypes = (by_part,) if isinstance(by_part, str) else tuple(by_part)
@@ -123,27 +122,28 @@ class RowMapper:
     def _parts(self, columns: Any) -> tuple[Any, ...]:
         if self._features is None and self._labels is None and self._weights is None:
             return _by_place(columns)
-        x_word, y_word, weight_word = self._words
         if self._features is None:
             given = (
-                (y_word, self._labels) if self._labels is not None else (weight_word, self._weights)
+                f"weight_col={self._weights!r}"
+                if self._labels is None
+                else f"label_cols={self._labels!r}"
             )
             raise SettingsError(
-                f"{given[0]}={given[1]!r} without {x_word}; name the features as well, "
-                f"for example {x_word}=slice(1, None), {y_word}=0"
+                f"{given} without feature_cols; name the features as well, for example "
+                "feature_cols=slice(1, None), label_cols=0"
             )
-        x = _select(columns, self._features, x_word)
+        x = _select(columns, self._features, "feature_cols")
         if self._labels is None:
             if self._weights is not None:
                 raise SettingsError(
-                    f"{weight_word}={self._weights!r} without {y_word}, whose loss it weighs; name "
+                    f"weight_col={self._weights!r} without label_cols, whose loss it weighs; name "
                     "the labels as well"
                 )
             return (x,)
-        y = _select(columns, self._labels, y_word)
+        y = _select(columns, self._labels, "label_cols")
         if self._weights is None:
             return x, y
-        return x, y, _select(columns, self._weights, weight_word)
+        return x, y, _select(columns, self._weights, "weight_col")
 
     def _cast(self, part: Any, dtype: str | None, float_dtype: str | None) -> Any:
         if isinstance(part, Mapping):
