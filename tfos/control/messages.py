@@ -285,16 +285,16 @@ class SavedNow(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotSaved(msgspec.Struct, frozen=True, tag=True):
-    """The chief's saves fail, by time again and again, or the last one."""
+    """The chief's periodic saves fail repeatedly, or its last save failed."""
 
     directory: ShortText
-    """Or URL, of Checkpoints."""
+    """Directory or URL of Checkpoints."""
     error: ShortText
-    """Why."""
+    """Why the save failed."""
     step: int = -1
-    """The newest that is saved; -1: there is none."""
+    """The newest saved step; -1: there is none."""
     is_last: bool = False
-    """main_fun has returned, and no further save is tried."""
+    """Whether main_fun has returned, so that no further save is tried."""
 
 
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
@@ -337,9 +337,9 @@ class Restarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
-    """A restarted server knows by now how much its workers had got from it since the checkpoint.
+    """A restarted server now knows how much its workers got from it since the checkpoint.
 
-    Or it goes on from an older step than the newest, of which its own part is damaged.
+    Or it goes on from an older step, as its own part of the newest one is damaged.
     """
 
     text: str
@@ -348,12 +348,12 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 class CutShort(msgspec.Struct, frozen=True, tag=True):
     """The worker's process still ran after main_fun when a stop's grace ended; it is killed.
 
-    Or it has ended then by a signal, or with another exit code than 0.
+    Or a signal ended it then, or its exit code was not 0.
     """
 
     grace_s: float
     how: ShortText = ""
-    """How it has ended by itself; empty: the grace ended."""
+    """How it ended on its own; empty: the grace ended."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -94,7 +94,7 @@ class ControlServer:
         self._closed = False
 
     def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
-        """As TlsServer.start."""
+        """See TlsServer.start."""
         return self._server.start(host, ports)
 
     def send(self, node: NodeId, order: messages.Order) -> None:

@@ -154,7 +154,7 @@ class Shutdown:
         raise self._coordinator.raised_error() or error
 
     def tell_failure(self) -> None:
-        """Warn of the cluster's failure if no call has raised it, where none will any more."""
+        """Warn of the cluster's failure if no call has raised it and none will."""
         error = None if self._is_raised else self._coordinator.raised_error()
         if error is not None:
             text = "; ".join(str(error).splitlines())

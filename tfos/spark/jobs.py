@@ -291,13 +291,13 @@ def jvm_has_ended(sc: Any, error: BaseException) -> bool:
 
     Args:
         sc: the SparkContext.
-        error: of the job.
+        error: the job's error.
     """
     if hasattr(error, "java_exception"):
         return False
     try:
         sc._jvm.java.lang.System.nanoTime()
-    except Exception as silent:  # noqa: BLE001 - the end of a job is told, whatever this says
+    except Exception as silent:  # noqa: BLE001 - a job's end is reported, whatever this says
         return isinstance(silent, OSError) or type(silent).__module__ == "py4j.protocol"
     return False
 

@@ -136,13 +136,13 @@ class Streams:
 
     @contextlib.contextmanager
     def stopped(self, timeout_s: float, failure: Exception | None = None) -> Iterator[None]:
-        """Stop every query in order before the block; raise after it what nobody has seen.
+        """Stop every query in order before the block; then raise what the user has not seen.
 
-        An error of the block comes first; what nobody has seen is a note of it.
+        An error of the block comes first; unseen errors become its notes.
 
         Args:
-            timeout_s: for all of them; may be infinite.
-            failure: of a DStream, which nobody has seen either.
+            timeout_s: seconds for all of them; may be infinite.
+            failure: failure of a DStream, which the user has not seen either.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
