@@ -215,7 +215,7 @@ class LocalHdfs:
         self._daemons[f"datanode-{index}"].kill()
 
     def freeze_namenode(self) -> None:
-        """Stop the NameNode in its tracks: connections are accepted and nothing is answered."""
+        """Suspend the NameNode: connections are accepted and nothing is answered."""
         self._daemons[NAMENODE].freeze()
 
     def thaw_namenode(self) -> None:

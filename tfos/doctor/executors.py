@@ -75,7 +75,7 @@ def visit_all(
     free = threading.Semaphore(_IN_FLIGHT)
     visits = [Visit(executor) for executor in executors]
     jobs: dict[str, SparkJob[Facts]] = {}
-    # An executor without tfos, or with another release, gets the driver's functions all the same.
+    # An executor without tfos, or with another release, still gets the driver's functions.
     cloudpickle.register_pickle_by_value(collection)
     try:
         for visit in visits:

@@ -39,7 +39,7 @@ class NodeResult:
     name: str
     outcome: str
     """`released`: roster complete, the node goes on. `ended`: it is over. `lost`: the supervisor
-    vanished without a word."""
+    vanished without a report."""
     reason: str = ""
     value: bytes = b""
     """What main_fun has handed over; see NodeContext.hand_over."""

@@ -40,7 +40,7 @@ def finish_stream(
         ssc: pyspark's StreamingContext.
         coordinator: coordinator of the cluster that the stream trains.
         console: shows that the stream goes on.
-        timeout_s: after this many seconds the stream is stopped all the same, once the batches that
+        timeout_s: after this many seconds the stream is stopped anyway, once the batches that
             wait then are trained; may be infinite.
 
     Returns:

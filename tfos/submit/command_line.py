@@ -114,7 +114,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
 
 
 def _refuse(job: JobFile) -> None:
-    """Refuse what a cluster manager would ignore without a word."""
+    """Refuse what a cluster manager would silently ignore."""
     is_yarn = job.master == "yarn"
     if job.queue and not is_yarn:
         raise SettingsError(f"queue = {job.queue!r}: master {job.master} has no queues, yarn has.")

@@ -2,7 +2,7 @@
 
 Covers: detecting it by ticks that come late, what it does to the times of members, and the sentence
 for the failures that it leads to.
-Does not: say who is lost (control.restarts.silence).
+Does not: decide which node is lost (control.restarts.silence).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tied workers: TensorFlow waits for all of them, and main_fun of one has returned.      Pure.
 
-Covers: who waits for a worker that has returned, for certain or by what they report, and how both
-are told.
+Covers: which workers wait for one that has returned, for certain or by what they report, and the
+messages about both.
 Does not: say what the loss of a worker means (control.restarts.node_end), act (cluster_state).
 """
 
