@@ -7,7 +7,7 @@ Does not: the list (scripts/mutants.toml), how a failed test ended (scripts.muta
     scripts/test --mutants MAC lease    those with one of these words in their name
 
 A defence that no assertion misses is either not needed or not tested. A test that hangs, cannot
-be imported or fails by another exception is no proof: any damage does that.
+be imported or fails with another exception proves nothing: any damage does that.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 LIST = ROOT / "scripts" / "mutants.toml"
 PARTS = ("rpc", "ps", "feeding", "tfos", "pyspark_tfrecord", "tests", "scripts", "pyproject.toml")
 LONGEST_S = 180.0
-"""Of the pytest process of one defence, whose tests take seconds."""
+"""Limit of the pytest process of one defence, whose tests take seconds."""
 LONGEST_TEST_S = 3.0
-"""On average over all tests of the list, which one process runs with all defences."""
+"""Average limit over all tests of the list, which one process runs with all defences."""
 RESULT = "verdict.json"
 
 
@@ -48,16 +48,15 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     times: int = 1
-    """How often its text stands in the file; all of them are removed."""
+    """How often its text is in the file; all of them are removed."""
 
     def why_stale(self, root: Path = ROOT) -> str:
-        """Return why the list no longer says the truth about the checkout; empty if it does."""
+        """Return why the list no longer matches the checkout; empty if it does."""
         path = root / self.file
         found = path.read_text().count(self.old) if path.exists() else 0
         if found != self.times:
             return (
-                f"its text stands {found} times in {self.file}, expected {self.times}: update the "
-                "list"
+                f"its text is {found} times in {self.file}, expected {self.times}: update the list"
             )
         if self.old == self.new:
             return "it changes nothing: update the list"
@@ -192,7 +191,7 @@ def run(
     Args:
         mutants: what to remove.
         root: the checkout.
-        parts: of it that are copied.
+        parts: parts of it that are copied.
     """
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="tfos-mutants-") as directory:

@@ -1,6 +1,6 @@
 """Take benchmarks' JSON lines from stdin into the table of docs/guides/performance.md.
 
-They take the place of the rows that have the same figure's id; all others stay. Figures without an
+They replace the rows with the same figure's id; all others stay. Figures without an
 entry in BARS only explain and are left out: docs/architecture/performance-notes.md has them.
 
 for name in dense apply small sparse feed_rdd keras_step startup accuracy; do

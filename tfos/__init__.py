@@ -5,8 +5,8 @@ Runner, MirroredStrategyRunner and runner, for functions as ranks; map_train; pr
 timeseries; register_data_sources; and modules of TensorFlowOnSpark that programs import (TFNode,
 TFParallel, dfutil, pipeline, gpu_info, compat). They load on first use, so that `import tfos` costs
 neither pyspark nor TensorFlow; node processes import parts of this package a thousand times.
-keras, ml, orca, serving and errors load so as well, but not by `from tfos import *`, which would
-put tfos.keras in the place of Keras.
+keras, ml, orca, serving and errors load the same way, but not by `from tfos import *`, which would
+replace Keras by tfos.keras.
 """
 
 from __future__ import annotations

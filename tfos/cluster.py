@@ -111,7 +111,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Args:
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, servers and evaluator included; one task slot each.
-            num_ps: parameter servers among them, 0 to cluster_size - 1; of TensorFlow 1 less.
+            num_ps: parameter servers among them, 0 to cluster_size - 1; TensorFlow's: 1 less.
             ps: "tfos", "tensorflow" (docs/guides/native.md); num_ps=0: workers serve, in "sync".
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
@@ -120,13 +120,13 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             eval_node: one node is `evaluator:0`: main_fun calls `ctx.evaluate_checkpoints` there.
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
-            metrics_port: of a page for Prometheus, 0: any; None: no page (docs/guides/metrics.md).
+            metrics_port: Prometheus page's port, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
-            page_port: of the job's page, 0: any; None: no page (docs/guides/watching.md).
+            page_port: port of the job's page, 0: any; None: no page (docs/guides/watching.md).
             page_host: address of that page, which has no TLS.
-            page_hosts: names of proxies, by which browsers ask for the page and for TensorBoard.
-            ps_resources: of each parameter server (docs/guides/resources.md).
-            worker_resources: of each other node.
+            page_hosts: names of proxies under which browsers reach the page and TensorBoard.
+            ps_resources: resources of each parameter server (docs/guides/resources.md).
+            worker_resources: resources of each other node.
             placement: nodes of a role on many hosts or few: "spread", "pack"; None: as Spark does.
             config: timeouts and limits.
 
@@ -176,7 +176,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             log_dir: TensorBoard's directory or URL; None: one of the chief's own.
             driver_ps_nodes: parameter servers run beside the driver, and take no task slots.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
-            reservation_timeout: seconds until every node has to serve.
+            reservation_timeout: seconds within which every node must serve.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             eval_node: one of the nodes is `evaluator:0`, as for `reserve`.
             release_port: False: `ctx.tmp_socket` holds this worker's port until it is released.
@@ -246,7 +246,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         exactly_once: bool = False,
         validation: RDD[Any] | DataFrame | None = None,
     ) -> reports.TrainReport | None:
-        """Feed an RDD or DataFrame to the workers and return once they trained every row.
+        """Feed an RDD or DataFrame to the workers and return once they have trained every row.
 
         Args:
             dataRDD: RDD of numbers, tuples, lists, arrays, dicts, Rows, bytes or str; a DataFrame;
@@ -256,7 +256,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             feed_timeout: seconds without any worker taking a row until a feed task fails. Spark
                 repeats it, `spark.task.maxFailures` times in all (4), before feeding fails.
             qname: which feed.
-            columns: of a DataFrame, in this order; None: all of them.
+            columns: columns of a DataFrame to feed, in this order; None: all of them.
             nulls: missing values of a DataFrame: "error" refuses them; a value fills the columns
                 that it fits, like df.na.fill; a dict has fill values by column.
             seed: feeds partitions, and rows within `shuffle_rows`, in another order in each epoch,
@@ -275,7 +275,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             NodeFailedError: a node failed; its own traceback is the cause.
             FeedError: the data could not be fed.
             FeedTimeout: no worker took rows.
-            PoisonRows: the same rows were there at three crashes of workers.
+            PoisonRows: workers crashed three times while they had the same rows.
         """
         return self._feed_service.train(
             FeedRequest(
@@ -306,26 +306,26 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     ) -> RDD[Any] | DataFrame:
         """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
 
-        Lazy: each action on the result feeds the rows. It runs in this thread, in the one that
-        called `reserve`, or in a pyspark.InheritableThread of theirs: others have no credentials.
+        Lazy: each action on the result feeds the rows. Run it in this thread, the one that called
+        `reserve`, or a pyspark.InheritableThread of theirs: other threads have no credentials.
         With `model` the answers are those of a saved model instead, which Spark's own tasks
         compute: see tfos.predict_column.
 
         Args:
-            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains those
-                of the results.
-            feed_timeout: seconds without any worker taking a row until feeding fails.
-            qname: which feed; without `model`, as feed_timeout.
+            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains the
+                result columns.
+            feed_timeout: feeding fails if no worker takes a row for this many seconds.
+            qname: name of the feed; like feed_timeout, only without `model`.
             columns: columns of a DataFrame that main_fun receives; None: all.
             nulls: missing values in the rows of main_fun, as for `train`; the DataFrame's own
                 columns do not change.
-            output: of a DataFrame: the result columns, as a name ("prediction", the default, an
+            output: for a DataFrame: the result columns, as a name ("prediction", the default, an
                 array<float>), as names and types ("digit int, scores array<float>") or as a
                 StructType. Results of several columns are dicts, or tuples in this order.
             model: path or URL of a `.keras` file, SavedModel or export, for a DataFrame: `columns`
                 fill its inputs as those of predict_column (None: the columns with their names),
                 `output` is the name of its only output's column.
-            batch_size: rows that `model` takes at once; None: 1024. main_fun asks for its own.
+            batch_size: rows per call of `model`; None: 1024. main_fun sets its own.
 
         Raises:
             SettingsError: columns, nulls, output or model do not fit the DataFrame or each other.
@@ -339,8 +339,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             preflight.check_no_feed(feed_timeout, qname)
             return predicted_by(dataRDD, model, columns, output, nulls, batch_size)
         if batch_size is not None:
-            how = "main_fun says how many rows it takes, by feed.next_batch(n)"
-            raise SettingsError(f"batch_size={batch_size} without model=: {how}")
+            how = "main_fun sets its own batch size with feed.next_batch(n)"
+            raise SettingsError(f"batch_size={batch_size} needs model=: {how}")
         return self._feed_service.inference(
             FeedRequest(
                 data=dataRDD,
@@ -366,12 +366,12 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 gracefully: the batches that wait are trained, however long that takes. Its
                 SparkContext stays.
             grace_secs: seconds between the return of main_fun and the stop of the nodes. Exit
-                handlers and threads that main_fun leaves have as long again from the stop on, at
-                least 5 s; a fed worker begins its exit handlers only then. Who needs longer is
+                handlers and threads that main_fun leaves then get the same time again, at least
+                5 s; a fed worker starts its exit handlers only then. A process that needs longer is
                 killed, with a warning.
-            timeout: seconds that a stream may go on, that all running micro-batches have to end and
-                be saved, and that main_fun may run after the end of the feeds, then nodes are
-                stopped by force; None: without limit; -1: three days, as at the end of the `with`
+            timeout: seconds that a stream may go on, that running micro-batches may take to end and
+                be saved, and that main_fun may run after the end of the feeds. Nodes are then
+                stopped by force. None: no limit; -1: three days, as at the end of the `with`
                 block.
 
         Raises:

@@ -29,9 +29,9 @@ from tfos.metric_direction import higher_is_better
 _CUT_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)/(?!/)")
 """What pathlib makes of a URL: `hdfs:/host/runs`."""
 _LEAST_RESTORE_S = 600.0
-"""For a server that restores, which begins with kernels that it compiles."""
+"""Least seconds for a server to restore: it compiles kernels first."""
 _SERVER_AWAY_S = 300.0
-"""For a lost server, until another process of it listens."""
+"""Seconds from the loss of a server until another process of it listens."""
 
 
 @with_field_texts
@@ -52,18 +52,18 @@ class Checkpoints:
     """Seconds between saves. A dead server loses at most this time plus that of two saves. Smaller:
     less is lost, more is written. A failed save is retried after 1 s, then 2 s, 4 s."""
     every_steps: int = 0
-    """Also save after so many updates of the dense parameters; 0: by time alone."""
+    """Also save after this many updates of the dense parameters; 0: by time alone."""
     every_batches: int = 1
-    """Of a stream: save after so many micro-batches; `every_s` and `every_steps` then save between
+    """For a stream: save after this many micro-batches; `every_s` and `every_steps` save between
     batches only. 1: each row is in the saved parameters once, wherever the program stops. Larger:
     fewer saves, and after a crash of the whole program the batches since the last save are missing.
     0: by time and steps alone; a batch in progress at a save may also be trained twice."""
     keep: int = 3
     """Newest complete checkpoints to keep."""
     keep_best: str | None = None
-    """A metric of `fit`, such as "val_loss": at each end of an epoch at which it is better than
-    ever before, also in the run that this one resumes, the chief saves, and that checkpoint stays
-    beside the newest until a better one. The workers wait for the save. None: none is kept. See
+    """A metric of `fit`, such as "val_loss". After each epoch with a new best value, also compared
+    with the run that this one resumes, the chief saves, and that checkpoint stays beside the newest
+    until there is a better one. The workers wait for the save. None: none is kept. See
     `cluster.best_checkpoint()`."""
     best_mode: Literal["auto", "min", "max"] = "auto"
     """Whether smaller ("min") or larger ("max") values of `keep_best` are better. "auto": by the
@@ -71,9 +71,9 @@ class Checkpoints:
     full_every: int = 10
     """One save in this many is complete; the others hold changes since the one before."""
     timeout_s: float = 600.0
-    """Seconds for one save, and for the restore of a run that resumes. Workers wait so long for a
-    server that is started again, 600 s at least. A save that takes longer is a failed one. Raise it
-    where the servers' tables need longer to be written. The driver waits for the chief accordingly,
+    """Seconds for one save, and for the restore of a run that resumes. Workers wait this long, at
+    least 600 s, for a server that is started again. A save that takes longer fails. Raise it if the
+    servers' tables take longer to write. The driver waits for the chief accordingly,
     whatever `feed_timeout` is, and for workers that wait for the chief: at saves of `keep_best`,
     and at a restore with num_ps=0."""
     resume: bool = False
@@ -105,8 +105,8 @@ class Checkpoints:
     def limit_s(self) -> float:
         """Seconds after which the driver takes a chief that restores or saves for a silent one.
 
-        A save that takes its whole limit and the one behind it, and 300 s for a server that is
-        away. Later answers are heard all the same: a batch that they tell is not trained again.
+        The limit covers a save that takes its whole time, the save after it, and 300 s for a server
+        that is away. Later answers still count: a batch that they report is not trained again.
         """
         return 2 * self.timeout_s + 330.0
 
@@ -139,7 +139,7 @@ class Checkpoints:
             raise SettingsError(f"keep_best must be {METRIC_NAME}, got {metric!r}")
         if self.best_mode == "auto" and higher_is_better(metric) is None:
             raise SettingsError(
-                f"keep_best={metric!r} is no name that Keras gives: pass best_mode='max' if larger "
+                f"keep_best={metric!r} is not a metric of Keras: pass best_mode='max' if larger "
                 "values are better, best_mode='min' if smaller ones are"
             )
 
@@ -149,22 +149,22 @@ class Checkpoints:
 class Restarts:
     """`ClusterConfig(restarts=Restarts(workers=2, ps=1))`: how often a lost node is replaced.
 
-    A node is lost that was killed (its process by a signal, its executor, its host) or is silent;
-    one that raises an error is not started again. The limits hold for each node and 10 minutes.
+    A node is lost if it was killed (its process by a signal, its executor, its host) or is silent.
+    A node that raises an error is not started again. The limits are per node and 10 minutes.
     """
 
     workers: int = 0
-    """Of each worker, the chief included: a new attempt begins main_fun in a slot that Spark has.
-    `fit` of a distributed model goes on in the epoch that the others train. 0: the others go on
+    """Restarts of each worker, the chief included. A new attempt runs main_fun in a free slot, and
+    `fit` of a distributed model continues in the epoch that the others train. 0: the others go on
     without a lost worker (`tolerate_lost_workers`), and the chief's end fails the cluster."""
     ps: int = 1
-    """Of each parameter server, from the last checkpoint of this run; it needs
+    """Restarts of each parameter server, from the last checkpoint of this run; they need
     `ClusterConfig(checkpoints=...)`. A killed process starts again beside its supervisor: at once,
     then after 0.5 s, 1 s, 2 s up to 8 s if it served for less than 10 s. A server whose executor is
     lost starts on another one. 0: its end fails the cluster."""
     on_poison: Literal["error", "skip"] = "error"
-    """Fed rows that were there at three crashes of workers. `error`: `train` raises `PoisonRows`.
-    `skip`: they are fed to nobody else, with a warning, and count as dropped."""
+    """Fed rows that workers had at three crashes. `error`: `train` raises `PoisonRows`.
+    `skip`: they are fed to no other worker, with a warning, and count as dropped."""
 
     def __post_init__(self) -> None:
         _check_counts(self, {"workers": 0, "ps": 0})
@@ -200,7 +200,7 @@ class InputMode(enum.IntEnum):
 
 
 SHARED_SLOTS_S = 259_200.0
-"""Three days: so long may fits that share slots wait for each other."""
+"""Three days: fits that share slots may wait this long for each other."""
 
 
 @with_field_texts
@@ -243,9 +243,9 @@ class ClusterConfig:
     late. A path means what it does in Checkpoints. The save takes at most half of abort_s or so; a
     model that needs longer needs a larger abort_s."""
     node_limit_bytes: int = 0
-    """Memory of a node at which its supervisor ends it by name, before the host ends something: the
-    sum of the resident sets of its process and what that starts, looked at every 2 s. Spark and
-    YARN count nodes nowhere, as these are no children of the executor. 0: no limit."""
+    """Memory of a node at which its supervisor ends it and names it, before the host kills one: the
+    resident sets of its process and of those that it starts, checked every 2 s. Spark and YARN do
+    not count nodes, as these are not children of the executor. 0: no limit."""
     threads_per_node: int = 0
     """Compute threads (OMP, TensorFlow, numba) per node; 0: the cores of its Spark task."""
     gpu_resource: str | None = "gpu"
@@ -369,8 +369,8 @@ def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:
     """Return the seconds for which the driver waits for a chief that may restore or save.
 
     Args:
-        plan: of the cluster; None: it saves nothing.
-        least_s: of what the chief does besides.
+        plan: the cluster's checkpoint plan; None: it saves nothing.
+        least_s: seconds for what else the chief does.
     """
     return least_s if plan is None else max(least_s, plan.limit_s)
 
@@ -386,8 +386,8 @@ def worker_limit_s(
     first step while the chief saves rows that it has loaded.
 
     Args:
-        config: of the cluster.
-        feed_timeout_s: of the call that feeds.
+        config: the cluster's config.
+        feed_timeout_s: feed timeout of the call that feeds.
         has_servers: whether servers hold the parameters.
         has_stepped: whether a worker has made a step.
     """
@@ -404,7 +404,7 @@ def worker_limit_s(
 
 
 def _check_counts(record: object, least: Mapping[str, int]) -> None:
-    """Refuse fields that are no whole numbers, or below their least."""
+    """Refuse fields that are not whole numbers, or are below their least."""
     for name, at_least in least.items():
         value = getattr(record, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
@@ -424,7 +424,7 @@ def _take_path(owner: object, name: str) -> Any:
         place = os.fspath(place)
         if isinstance(place, str) and (url := _CUT_URL.match(place)):
             raise SettingsError(
-                f"{name}={place!r}: a path object cuts a slash of a URL; pass a str, such as "
+                f"{name}={place!r}: a path object drops a slash of a URL; pass a str, such as "
                 f"{url[1] + '//…'!r}"
             )
         object.__setattr__(owner, name, place)

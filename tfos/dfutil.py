@@ -92,7 +92,7 @@ def toTFExample(
 
     Raises:
         FeedSettingsError: a column has a type that a record cannot hold.
-        RowError: in a task: an array holds a null.
+        RowError: an array holds a null; raised in a task.
     """
     kinds = {name: _kind_of(name, dtype) for name, dtype in dtypes}
 
@@ -137,7 +137,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
         binary_features: names of bytes features that are binary; others are string.
 
     Raises:
-        DataError: it is not a tf.Example.
+        DataError: the record is not a tf.Example.
     """
     from pyspark.sql import types
 

@@ -255,7 +255,7 @@ class FeedJobError(FeedError):
 
 
 class PoisonRows(FeedError):
-    """Workers crashed again and again, and the same rows were there each time.
+    """Workers crashed several times, and had the same rows each time.
 
     Args:
         message: the text of the error.
@@ -301,8 +301,8 @@ class CollectiveTimeout(CollectiveError):
     """A rank did not make this collective call in time; the text names it.
 
     Args:
-        text: says so.
-        late: the ranks.
+        text: the text of the error.
+        late: the ranks that did not make the call.
     """
 
     code = "collective_timeout"
@@ -320,8 +320,8 @@ class ShutdownTimeout(TFOSError):
     """Nodes did not end within the timeout; they were stopped by force.
 
     Args:
-        text: says so.
-        nodes: which, each with its host and phase.
+        text: the text of the error.
+        nodes: the nodes that did not end, each with its host and phase.
     """
 
     def __init__(self, text: str, nodes: str = "") -> None:
@@ -365,7 +365,7 @@ class NodeFailedError(TFOSError):
         failures: every failure record; the first is the root cause.
 
     Args:
-        failures: as above.
+        failures: the records, the root cause first.
         num_earlier: how many of them, the last ones, came before the root cause: losses that the
             cluster went on after.
     """
@@ -473,7 +473,7 @@ class VersionSkew(NodeStartError):
 
 
 class LinkError(NodeError):
-    """The peer of the link sent bytes that are no valid message."""
+    """The peer of the link sent bytes that are not a valid message."""
 
 
 class NoServersError(NodeError):

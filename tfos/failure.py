@@ -77,15 +77,15 @@ _SYMPTOMS = (
 
 
 def is_crash(failure: NodeFailure) -> bool:
-    """Whether a signal killed the process that nobody sends to end one in order: SEGV, KILL.
+    """Whether the process was killed by a signal that no orderly stop sends, such as SEGV or KILL.
 
-    The kernel kills by KILL what needs too much memory, so what the process did may be the reason.
+    The kernel sends KILL to a process that needs too much memory, so the process may be the cause.
     """
     return failure.signal not in (None, signal.SIGTERM, signal.SIGINT)
 
 
 def is_symptom(failure: NodeFailure) -> bool:
-    """Whether it follows from the end of another node: no headline while a cause is known."""
+    """Whether it follows from the end of another node: not the headline if a cause is known."""
     return _kind(failure) in _SYMPTOMS
 
 
@@ -94,13 +94,13 @@ def cause_at(
 ) -> int:
     """Return the place of the cause of a failure that ended a cluster: its own, unless a symptom.
 
-    A symptom's cause may arrive behind it. What came before, the cluster has survived, so it is the
+    A symptom's cause may arrive after it. What came before, the cluster has survived, so it is the
     cause only where others wait for what was lost: of a lost rank, as late as in their next
     collective call, and of a server that did not answer while it is started again.
 
     Args:
-        failures: in order of arrival.
-        place: of the failure, from 0.
+        failures: all of them, in order of arrival.
+        place: the failure's place, from 0.
         ranks: names of the workers.
         away: names of parameter servers that do not serve: they are started again, or restore.
     """

@@ -19,9 +19,9 @@ class FitPlace(msgspec.Struct, frozen=True):
     """Which fit of the distributed model the chief is in, and which epoch of it."""
 
     number: int
-    """Of the fit, from 0. Those before it are over."""
+    """Number of the fit, from 0. Earlier fits are over."""
     epoch: int
-    """As Keras counts; -1: it has not begun."""
+    """Epoch as Keras counts; -1: the fit has not begun."""
     first: int = 0
     """The epoch that the fit has begun with."""
     files_epoch: int = 0
@@ -34,7 +34,7 @@ class FedEpochs(msgspec.Struct, frozen=True):
     count: int
     """Epochs that every worker has trained, of all runs since one ended as it should."""
     before: int
-    """Those of them that the runs before this one have trained."""
+    """How many of them the runs before this one trained."""
     fit: FitPlace
     """Where `fit` goes on."""
     run: str = ""

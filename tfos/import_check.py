@@ -22,7 +22,7 @@ def check_packages(root: str) -> None:
         root: the directory, or zip file, that has the package tfos.
 
     Raises:
-        ImportError: with both paths and what to do.
+        ImportError: a package is missing or another one; with both paths and what to do.
     """
     for name in PACKAGES:
         spec = _found(name)
@@ -43,7 +43,7 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _is_inside(origin: str, directory: str) -> bool:
-    """Whether a package's `__init__` is in the directory; of links, what they lead to."""
+    """Whether a package's `__init__` is in the directory; links are followed."""
     found = os.path.dirname(origin)
     return found == directory or os.path.realpath(found) == os.path.realpath(directory)
 
@@ -58,7 +58,7 @@ def _is_ours(spec: ModuleSpec) -> bool:
 
 def _incomplete(name: str, needed: str) -> ImportError:
     return ImportError(
-        f"tfos needs its own package {name!r} at {needed}, and nothing is there. The installation "
+        f"tfos needs its own package {name!r} at {needed}, but nothing is there. The installation "
         f"is incomplete, as after the removal of another distribution that had a package {name!r}. "
         f"{_reinstall()}",
         name=name,
@@ -73,7 +73,7 @@ def _another(name: str, needed: str, found: str) -> ImportError:
     else:
         step = "No installed distribution has it: rename it, if it is yours"
     return ImportError(
-        f"tfos needs its own package {name!r} at {needed}, and Python finds {found} first. "
+        f"tfos needs its own package {name!r} at {needed}, but Python finds {found} first. "
         f"{step}, or put {directory} before it on sys.path (PYTHONPATH).",
         name=name,
         path=found,
@@ -83,7 +83,7 @@ def _another(name: str, needed: str, found: str) -> ImportError:
 def _written_over(name: str, needed: str) -> ImportError:
     owners = " ".join(_owners(name)) or "DISTRIBUTION"
     return ImportError(
-        f"tfos needs its own package {name!r} at {needed}, and the file there is not that of tfos: "
+        f"tfos needs its own package {name!r} at {needed}, but the file there is not tfos's: "
         f"another distribution has a package {name!r} too and was installed over it. "
         f"Run `pip uninstall {owners}`. {_reinstall()}",
         name=name,

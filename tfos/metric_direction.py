@@ -27,7 +27,7 @@ def higher_is_better(metric: str) -> bool | None:
     """Return whether larger values of a metric are better; None: its name does not say it.
 
     Args:
-        metric: as in Keras's logs: `val_loss`, `digit_accuracy`, `val_auc_1`.
+        metric: a name in Keras's logs: `val_loss`, `digit_accuracy`, `val_auc_1`.
     """
     name = _NUMBER.sub("", metric)
     for endings, answer in ((_HIGHER, True), (_LOWER, False)):

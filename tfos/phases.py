@@ -27,11 +27,11 @@ _MOVES = {
 
 
 def may_move(current: ClusterPhase, target: ClusterPhase) -> bool:
-    """Whether a cluster may change its phase so.
+    """Whether a cluster may move from one phase to another.
 
     Args:
         current: its phase.
-        target: the phase that it would enter.
+        target: the phase to enter.
     """
     return target in _MOVES[current]
 
@@ -47,5 +47,5 @@ def require(call: str, current: ClusterPhase, *allowed: ClusterPhase) -> None:
     if current not in allowed:
         names = " or ".join(phase.name for phase in allowed)
         raise PhaseError(
-            f"{call} needs the cluster {names}, it is {current.name} ({current.value})"
+            f"{call} needs the cluster to be {names}; it is {current.name} ({current.value})"
         )

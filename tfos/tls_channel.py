@@ -1,7 +1,7 @@
-"""A process's side of a gRPC channel to its driver: what it proves itself by, and one call.
+"""A process's side of a gRPC channel to its driver: its credentials, and one call.
 
-Covers: which of the keys goes where; a chain in the place of the authority would be believed. Which
-failures of a call a repetition may change.
+Covers: where each key goes; a chain instead of the authority would be believed. Which
+failures of a call a retry may fix.
 Does not: open a channel (tfos.control.client, tfos.many.slot.client), serve (tfos.tls_server).
 Threads: any.
 """
@@ -25,16 +25,16 @@ REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""The driver's answers that no repetition changes."""
+"""Answers of the driver that a retry does not change."""
 _FAILURES = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED})
-"""Its answers where a call raised, or was too large."""
+"""Its answers when a call raised an error or was too large."""
 
 
 def channel_credentials(keys: TlsCredentials) -> grpc.ChannelCredentials:
     """Return the credentials of a channel, also of one for asyncio.
 
     Args:
-        keys: of this process, and the authority of the server.
+        keys: keys of this process, and the authority of the server.
     """
     return grpc.ssl_channel_credentials(
         root_certificates=keys.ca_pem,
@@ -47,16 +47,16 @@ def ask(channel: Any, path: str, body: bytes, timeout_s: float, where: str) -> b
     """Make a call, which waits for the driver to become reachable, and return the reply.
 
     Args:
-        channel: to the driver.
-        path: of the call.
+        channel: channel to the driver.
+        path: the call's path.
         body: the encoded request.
         timeout_s: seconds until ControlUnavailable.
-        where: who asks what of whom, for the error.
+        where: what is asked of whom, for the error.
 
     Raises:
         ControlUnavailable: no reply arrived in time, or the channel is closed.
         ControlFailed: the driver could not handle the call.
-        ControlRefused: the driver refuses, and would again.
+        ControlRefused: the driver refuses, and would do so again.
     """
     try:
         reply: bytes = channel.unary_unary(path)(body, timeout=timeout_s, wait_for_ready=True)

@@ -36,7 +36,7 @@ _CONNECTIONS_PER_PEER = 2
 """A peer has one, and briefly two when it connects again."""
 _CLOSE_GRACE_S = 0.2
 _HANDSHAKE_S = 5.0
-"""From accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's own
+"""Seconds from accepting a connection to the end of its TLS handshake, as on the data plane. gRPC's
 default is 120 s: a stranger would hold a descriptor of the driver for that long."""
 _HANDSHAKE_PER_PEER_S = 0.01
 """Added for each peer: all of them may connect at once, and their handshakes share the cores."""
@@ -47,10 +47,10 @@ class TlsServer:
     """Serves calls.
 
     Args:
-        calls: by their paths, each of `unary` or gRPC's own.
+        calls: the calls by their paths, each from `unary` or gRPC's own.
         credentials: this server's certificate and the authority of its peers.
         num_peers: how many there are; each may wait in a call.
-        max_message_bytes: of a request or reply.
+        max_message_bytes: largest size of a request or reply.
 
     Raises:
         SettingsError: this process may not open as many files.
@@ -152,10 +152,10 @@ def unary(
     """Return a call of one request and one reply.
 
     Args:
-        decode: returns the request; raises ControlError for bytes that are none.
-        may: who may send it.
+        decode: returns the request; raises ControlError for invalid bytes.
+        may: says who may send it.
         answer: returns the encoded reply; may raise ControlRefused.
-        refused: what the peer hears then.
+        refused: what the peer is told if it may not.
     """
 
     def serve(body: bytes, context: grpc.ServicerContext) -> bytes:
@@ -178,9 +178,9 @@ def received(
 
     Args:
         decode: see `unary`.
-        may: who may send it.
+        may: says who may send it.
         body: the encoded request.
-        context: of the call; has the peer's certificate.
+        context: the call's context; has the peer's certificate.
     """
     try:
         message = decode(body)
@@ -245,7 +245,7 @@ class DaemonThreads(futures.Executor):
             with self._changed:
                 self._started -= 1
                 if self._started or not self._work:
-                    return  # one that runs takes it
+                    return  # a running thread takes it
                 work = self._work.popleft()
             work()
 

@@ -40,7 +40,7 @@ class PlannedNode:
     rank: int
     is_chief: bool = False
     serves_tensorflow: bool = False
-    """Runs `tf.distribute.Server` in the place of a server of tfos or of main_fun."""
+    """Runs `tf.distribute.Server` instead of a server of tfos or of main_fun."""
 
     @property
     def name(self) -> str:
@@ -131,12 +131,12 @@ def plan(
         cluster_size: nodes in total, >= 1.
         num_ps: number of parameter servers among them, 0 <= num_ps < cluster_size.
         master_node: role name of the chief, `chief` or `master`; None: `worker:0` is the chief.
-        ps: whose parameter servers these are.
+        ps: "tfos" or "tensorflow": whose parameter servers these are.
         eval_node: whether one of the nodes is an evaluator.
         driver_ps_nodes: whether parameter servers run beside the driver.
 
     Raises:
-        SettingsError: an argument is no integer, or the numbers leave no worker.
+        SettingsError: an argument is not an integer, or the numbers leave no worker.
         UnsupportedError: an unknown role.
     """
     _check_count("cluster_size", cluster_size, at_least=1)
@@ -144,8 +144,8 @@ def plan(
     _check_workers_left(cluster_size, num_ps, eval_node)
     if master_node is not None and master_node not in CHIEF_ROLES:
         raise UnsupportedError(
-            f"master_node={master_node!r} is no role of tfos. Use 'chief', 'master', or None, with "
-            "which worker:0 is the chief."
+            f"master_node={master_node!r} is not a role of tfos. Use 'chief', 'master', or None: "
+            "then worker:0 is the chief."
         )
     if ps not in get_args(ServersOf):
         raise SettingsError(f"ps must be 'tfos' or 'tensorflow', got {ps!r}.")
@@ -207,7 +207,7 @@ def _check_tensorflow(*, eval_node: bool, driver_ps_nodes: bool) -> None:
     if driver_ps_nodes:
         raise UnsupportedError(
             "driver_ps_nodes=True with ps='tensorflow': TensorFlow's servers have no login, and "
-            "the driver's host is none to open to a network. Leave out one of the two."
+            "the driver's host should not be opened to a network. Leave out one of the two."
         )
 
 

@@ -70,7 +70,7 @@ class Trace:
         sys.setprofile(self._hook)
 
     def remove(self) -> None:
-        """Hook into nothing any more; threads that have the hook stay cheap."""
+        """Remove the hook; threads that have it stay cheap."""
         threading.setprofile(None)
         sys.setprofile(None)
         self._on = False

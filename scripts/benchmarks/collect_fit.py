@@ -135,7 +135,7 @@ def measured(sc: Any, case: str, num_rows: int) -> dict[str, Any]:
 
 
 def run_case(case: str, num_rows: int) -> None:
-    """Be the fresh driver of one case; prints what it measured."""
+    """Act as the fresh driver of one case; prints what it measured."""
     with executors(3, f"collect_{case}") as sc:
         print(json.dumps(measured(sc, case, num_rows)), flush=True)
 

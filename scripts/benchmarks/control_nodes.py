@@ -93,7 +93,7 @@ def simulate(layout: Plan, per_host: int, beating_s: float, config: ClusterConfi
         layout: the nodes.
         per_host: nodes of a host.
         beating_s: seconds of heartbeats that are measured.
-        config: of the cluster.
+        config: the cluster's config.
     """
     measured = Measured()
     gc.collect()  # what is freed meanwhile would count for the nodes

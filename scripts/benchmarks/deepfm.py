@@ -68,7 +68,7 @@ class Turns:
 
         Args:
             spent: what it took.
-            steps: of all processes together.
+            steps: steps of all processes together.
         """
         self.examples_per_s.append(steps * BATCH_SIZE / spent.wall_s)
         self.cpu_ms.append(spent.cpu_s / steps * 1e3)
@@ -78,8 +78,8 @@ def written(size: Size, directory: Path) -> Task:
     """Write the files and return the task of a process that trains with them.
 
     Args:
-        size: of the model and its data.
-        directory: for the files.
+        size: size of the model and its data.
+        directory: directory for the files.
     """
     rows = CriteoRows(size.num_ids)
     held_out = range(size.num_examples, size.num_examples + size.num_held_out)
@@ -95,7 +95,7 @@ def ours(
     """Start a server and workers.
 
     Args:
-        task: of each worker.
+        task: task of each worker.
         distribute: keywords of `ctx.distribute`.
         num_workers: workers that train together.
     """
@@ -113,8 +113,8 @@ def reference(name: str, task: Task, num_examples: int) -> Any:
 
     Args:
         name: one of NAMES.
-        task: of each process.
-        num_examples: of one pass.
+        task: task of each process.
+        num_examples: examples of one pass.
     """
     if name == "floor":
         ranks = [{"rank": rank, "num_workers": NUM_WORKERS} for rank in range(NUM_WORKERS)]
@@ -136,8 +136,8 @@ def measured(task: Task, size: Size, references: Sequence[str], repeats: int) ->
     """Start all sides and let them take turns; returns what each took.
 
     Args:
-        task: of each process.
-        size: of the data.
+        task: task of each process.
+        size: the data's size.
         references: names of those that take part.
         repeats: turns of each side.
     """
@@ -189,9 +189,9 @@ def report_quality(task: Task, size: Size, seeds: Sequence[int]) -> None:
     """Train one pass for each seed in each mode, and print the AUCs.
 
     Args:
-        task: of each process.
-        size: of the data.
-        seeds: of the initial weights and rows.
+        task: task of each process.
+        size: the data's size.
+        seeds: seeds of the initial weights and rows.
     """
     sides: dict[int, dict[str, dict[str, Any]]] = {
         512: {"async": {}},

@@ -27,7 +27,7 @@ class Size:
     num_ids: int = 1_000_000
     hidden: tuple[int, ...] = (400, 400, 400)
     num_examples: int = 415_744
-    """To train with, in all files together: 406 batches of 1,024."""
+    """Rows to train with, in all files together: 406 batches of 1,024."""
     num_held_out: int = 102_400
     num_workers: int = 2
     turn_steps: int = 60

@@ -55,7 +55,7 @@ class Spent(NamedTuple):
 
     wall_s: float
     cpu_s: float
-    """Of all processes of the side, user's and system's."""
+    """CPU seconds of all processes of the side, user's and system's."""
 
 
 def read_task() -> Task:
@@ -101,7 +101,7 @@ class Side:
 
     Args:
         leaders: take turns.
-        pids: of all processes.
+        pids: pids of all processes.
         messages: what they print on standard error.
     """
 
@@ -116,7 +116,7 @@ class Side:
         """Run `steps` of each leader; returns what they took.
 
         Args:
-            steps: of each leader.
+            steps: steps of each leader.
         """
         cpu_s, began_s = self.cpu_s(), time.perf_counter()
         for leader in self._leaders:
@@ -152,7 +152,7 @@ def side(programs: Mapping[str, Sequence[Task | str]], pids: Sequence[int] = ())
     Args:
         programs: by module, one task for each process that takes turns; a text: a process that gets
             it as an argument and is not asked for anything.
-        pids: of further processes of the same side, whose CPU seconds count.
+        pids: pids of further processes of the same side, whose CPU seconds count.
     """
     environ = {
         **os.environ,

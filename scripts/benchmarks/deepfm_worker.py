@@ -41,8 +41,8 @@ def settings_of(servers: BenchServers, rank: int, num_workers: int) -> dict[str,
     """Return the part of a task that says where the servers are.
 
     Args:
-        servers: that are running.
-        rank: of the worker.
+        servers: the running servers.
+        rank: the worker's rank.
         num_workers: workers that train together.
     """
     return {
@@ -66,7 +66,7 @@ def connect(more: dict[str, Any]) -> PSClient:
 
 
 def compiled_model(task: Task) -> Any:
-    """Return the model with rows of tables in the place of stock embedding layers."""
+    """Return the model with rows of tables instead of stock embedding layers."""
     import keras
 
     from tfos.keras import Embedding
@@ -85,8 +85,8 @@ def train(task: Task, log_dir: Path) -> None:
     """Train by turns, or for one pass; the chief then answers with the AUC.
 
     Args:
-        task: of this worker.
-        log_dir: for event files.
+        task: this worker's task.
+        log_dir: directory for event files.
     """
     import keras
 
@@ -114,8 +114,8 @@ def held_out_auc(model: Any, ctx: BenchWorker, path: str) -> float:
 
     Args:
         model: a distributed one.
-        ctx: of this worker.
-        path: of the held-out rows.
+        ctx: this worker's context.
+        path: path of the held-out rows.
     """
     from tfos.reading.reading import Reading
 

@@ -69,8 +69,8 @@ def alone(path: Path, *, here: bool) -> float:
     """Return the seconds of the same training by one process.
 
     Args:
-        path: of the rows.
-        here: in this process, without a start and an import of its own.
+        path: path of the rows.
+        here: whether it runs in this process, without a start and an import of its own.
     """
     if here:
         return timed(lambda: plain_keras.fit(path))

@@ -71,7 +71,7 @@ def worker(wait_s: float, credentials: Credentials, pipe: Connection) -> None:
 
 
 def feeder(target: FeedTarget, credentials: Credentials, num_rows: int, warm: Event) -> None:
-    """Feed one partition of so many rows."""
+    """Feed one partition of this many rows."""
     from feeding.config import FeedConfig
     from feeding.encode.pickled import PickledPacker
     from feeding.sender.task import FeedTask

@@ -38,7 +38,7 @@ WIDTH = 20
 BATCH_ROWS = 256
 HOLD_TIMEOUT_S = 120.0
 MARK = ("TFOS_BENCHMARK_OF", str(os.getpid()))
-"""In the environment of all processes of this run, those included that outlive their parent."""
+"""Mark in the environment of all processes of this run, also those that outlive their parent."""
 
 
 def main_fun(_: Any, ctx: Any) -> None:

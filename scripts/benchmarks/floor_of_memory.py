@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 HUGE_PAGE_BYTES = 2 << 20
 SLOT_BYTES = 16
-"""Of the index, per row."""
+"""Bytes of the index, per row."""
 AHEAD = 12
 PARTS = 4
 """Segments of a table; the ids of a request are arranged by them."""
@@ -55,7 +55,7 @@ class MemoryFloor:
     """Arrays as large as a table's with one slot per row, on huge pages where there are any.
 
     Args:
-        num_rows: of the table.
+        num_rows: number of rows of the table.
         dim: numbers of a row; it has a slot beside each, of float32 both.
         nbytes: memory to hold, at least what the arrays take.
     """
@@ -81,11 +81,11 @@ class MemoryFloor:
         self._slots = self._all[ends[1] : ends[2]].view(np.int64)
 
     def lookups_ms(self, sizes: Sequence[int], num_ids: int) -> list[float]:
-        """Return the median processor time of lookups of so many ids, drawn evenly.
+        """Return the median processor time of lookups of this many ids, drawn evenly.
 
         Args:
-            sizes: of several tables; each is the first rows, and they take turns.
-            num_ids: of a lookup.
+            sizes: sizes of several tables; each is the first rows, and they take turns.
+            num_ids: number of ids of a lookup.
         """
         random = np.random.default_rng(0)
         outs = np.array_split(np.empty((num_ids, self._dim), np.float32), PARTS)

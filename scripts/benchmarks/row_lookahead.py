@@ -38,7 +38,7 @@ def with_rows_given(client: PSClient) -> PSClient:
     """Let a client fill the rows that its worker asks for from memory; pushes stay as they are.
 
     Args:
-        client: of a worker.
+        client: a worker's client.
     """
     push = client.push_pull
     memory: dict[int, Any] = {}

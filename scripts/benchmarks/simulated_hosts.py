@@ -42,7 +42,7 @@ class SimulatedNode:
     """One node.
 
     Args:
-        address: of the control server.
+        address: address of the control server.
         cluster_id: which the server's certificate must name.
         node: role and index.
         credentials: certificate and key of the node.
@@ -155,9 +155,9 @@ def be_host(address: str, cluster_id: str, nodes: Sequence[Node], orders: Any) -
     """Be one host, in a process of its own; begins when the measuring process says so.
 
     Args:
-        address: of the control server.
+        address: address of the control server.
         cluster_id: which the server's certificate must name.
-        nodes: of this host, with their certificates.
+        nodes: this host's nodes, with their certificates.
         orders: pipe to the measuring process; the next thing from there ends main_fun.
     """
 
@@ -198,7 +198,7 @@ def hosts_of(
     """Start the hosts' processes; they wait for `tell_all`.
 
     Args:
-        address: of the control server.
+        address: address of the control server.
         cluster_id: which the server's certificate must name.
         nodes: all of them, with their certificates.
         per_host: nodes of one process.

@@ -53,7 +53,7 @@ MANIFEST = Manifest(
 NUM_LARGE, NUM_SMALL = 50_000_000, 1_000_000
 NEW_AT_ONCE = 1 << 16
 ROW_BYTES = 170
-"""Of a row with its id, its version and the index while that grows."""
+"""Bytes of a row with its id, its version and the index while that grows."""
 GIVEN_BEFORE_BYTES = 128 << 20
 """Memory that is given back ahead of its use: arrays grow by half."""
 NUM_IDS = 12_500

@@ -20,8 +20,8 @@ class BenchWorker:
 
     Args:
         connect: returns a new client of the servers.
-        log_dir: for event files.
-        rank: of this worker.
+        log_dir: directory for event files.
+        rank: this worker's rank.
         num_workers: workers that train together.
     """
 
@@ -59,7 +59,7 @@ class BenchWorker:
 
     @property
     def read(self) -> Reading:
-        """Files that this worker reads by itself."""
+        """Files that this worker reads on its own."""
         from tfos.reading.reading import Reading
 
         return Reading(self)

@@ -2,7 +2,7 @@
 
     python -m scripts.docs_site.assets FOLDER
 
-Links that a reader may follow are no matter; what a page loads by itself is.
+Links that a reader may follow do not matter; what a page loads on its own does.
 """
 
 from __future__ import annotations

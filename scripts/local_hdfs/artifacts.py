@@ -39,7 +39,7 @@ def class_path(cache: Path | None = None, *, yarn: bool = False) -> str:
 
     Args:
         cache: directory for the jars; default: `tfos` below the user's cache directory.
-        yarn: with what a ResourceManager wants beside HDFS's jars; each jar costs a web server
+        yarn: add what a ResourceManager needs beside HDFS's jars; each jar costs a web server
             of Hadoop time at its start.
     """
     java()

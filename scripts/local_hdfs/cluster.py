@@ -65,7 +65,7 @@ class State:
     daemons: tuple[Daemon, ...]
     yarn: YarnPorts | None = None
     kdc_port: int | None = None
-    """Of its Kerberos realm; None: everybody is who they say they are."""
+    """Port of its Kerberos KDC; None: there is none, and users are not authenticated."""
 
     def to_json(self) -> str:
         """Return the text of the state file."""
@@ -113,7 +113,7 @@ class LocalHdfs:
             directory: made if absent, for this user alone; must hold no HDFS yet.
             num_datanodes: at least 1; files have 2 replicas, or 1 with one DataNode.
             with_parent: end the processes also when the calling thread dies without `stop`.
-            kerberos: start a realm as well, without whose tickets nobody is served.
+            kerberos: start a realm as well; clients then need its tickets.
 
         Raises:
             MissingTool: Java, Maven or Kerberos is absent.
@@ -148,7 +148,7 @@ class LocalHdfs:
 
     @classmethod
     def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
-        """Return a state with ports for the NameNode and as many DataNodes, and no process."""
+        """Return a state with ports for the NameNode and this many DataNodes, and no process."""
         kdc, *ports = free_ports(3 + 3 * num_datanodes)
         return State(Ports.of(ports), (), kdc_port=kdc if kerberos else None)
 
@@ -215,7 +215,7 @@ class LocalHdfs:
         self._daemons[f"datanode-{index}"].kill()
 
     def freeze_namenode(self) -> None:
-        """Stop the NameNode in its tracks: connections are accepted and nothing is answered."""
+        """Suspend the NameNode: connections are accepted and nothing is answered."""
         self._daemons[NAMENODE].freeze()
 
     def thaw_namenode(self) -> None:
@@ -370,7 +370,7 @@ class LocalHdfs:
         return dict(beans[0]) if beans else {}
 
     def _await_registered(self, index: int) -> None:
-        """Wait until the DataNode listens and the NameNode counts everybody who runs."""
+        """Wait until the DataNode listens and the NameNode counts all running ones."""
         self._await_listening(f"datanode-{index}", self._ports.datanodes[index][0])
         self.await_datanodes(self._num_running_datanodes())
 
@@ -391,7 +391,7 @@ def _listens(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, below those that the kernel deals out by itself.
+    """Return free ports below those that the kernel assigns itself.
 
     Java's daemons want numbers, so their ports have to be free a second later.
     """

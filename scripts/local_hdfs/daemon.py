@@ -54,7 +54,7 @@ class Daemon:
         """Stop it, and wait until no thread runs: one that was at work may finish an answer.
 
         Raises:
-            LocalHdfsError: it has ended, or a thread still runs after `timeout_s`.
+            LocalHdfsError: the daemon has ended, or a thread still runs after `timeout_s`.
         """
         if not self.signal(signal.SIGSTOP):
             raise LocalHdfsError(f"process {self.pid} has ended; nothing to freeze")

@@ -96,7 +96,7 @@ class Kdc:
         """Get a ticket by keytab, as a user does with `kinit -kt`.
 
         Args:
-            principal: whose.
+            principal: the user's principal.
             cache: the file for it; KRB5CCNAME names it to programs.
             life_s: seconds until it expires.
         """
@@ -112,7 +112,7 @@ def tool(name: str) -> str:
     """Return the path of one of Kerberos' programs, which lie beside a user's PATH on Debian.
 
     Raises:
-        MissingTool: it is not installed.
+        MissingTool: the program is not installed.
     """
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if found is None:

@@ -14,7 +14,7 @@ def make_keystore(directory: Path) -> tuple[Path, str]:
     """Make a keystore, and return its path and password.
 
     Args:
-        directory: where; nobody else may read it.
+        directory: where to write; no other user may read it.
 
     Raises:
         MissingTool: the Java that is used has no keytool.

@@ -1,4 +1,4 @@
-"""Programs that make files and end, such as Maven and kinit: run one, and tell how it failed."""
+"""Programs that make files and end, such as Maven and kinit: run one, and report how it failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_to_end(
         timeout_s: seconds until it is killed.
 
     Raises:
-        LocalHdfsError: it failed, with its last lines, or did not end.
+        LocalHdfsError: the program failed, with its last lines, or did not end.
     """
     try:
         done = subprocess.run(

@@ -44,7 +44,7 @@ class LocalYarn(LocalHdfs):
 
     @classmethod
     def _free_state(cls, num_datanodes: int, *, kerberos: bool) -> State:
-        """Return a state with ports for as many daemons of HDFS and for all of YARN."""
+        """Return a state with ports for this many daemons of HDFS and for all of YARN."""
         num_hdfs = 2 + 3 * num_datanodes
         kdc, *ports = free_ports(1 + num_hdfs + 5 + 4 * NUM_NODES)
         yarn = YarnPorts.of(ports[num_hdfs:])

@@ -12,7 +12,7 @@ from typing import Any
 from scripts.local_hdfs.sites import HOST
 
 _EXPIRY_MS = 10_000
-"""After so long without a heartbeat a NodeManager is lost; Hadoop's default is 600 s."""
+"""After this long without a heartbeat a NodeManager is lost; Hadoop's default is 600 s."""
 _MASTER_EXPIRY_MS = 600_000
 """Hadoop's default. An ApplicationMaster registers within it: in cluster mode its host unpacks the
 environment before, and the driver starts."""

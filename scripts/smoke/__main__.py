@@ -1,6 +1,6 @@
 """Run the cells one after the other and print a table; see scripts/smoke_versions.
 
-A cell's environment is deleted before the next one is made. A cell that fails is told at once, and
+A cell's environment is deleted before the next one is made. A failed cell is reported at once, and
 the others still run.
 """
 

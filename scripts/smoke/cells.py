@@ -66,7 +66,7 @@ def named(names: list[str]) -> list[Cell]:
     """Return the cells of these names, or all of the matrix.
 
     Raises:
-        ValueError: a name is no cell.
+        ValueError: a name is not a cell.
     """
     known = {cell.name: cell for cell in (*CELLS, *ALONE)}
     unknown = [name for name in names if name not in known]

@@ -62,7 +62,7 @@ def places(environment: Environment, output: str, count: int) -> None:
     strange = sorted({place for place in found if not place.startswith(f"{inside}/")})
     if strange or len(found) < count:
         raise SmokeFailed(
-            f"{len(found)} modules told where they are, expected {count}; "
+            f"{len(found)} modules reported their place, expected {count}; "
             f"not in {inside}: {strange}"
         )
 
@@ -107,4 +107,4 @@ def _copied(environment: Environment, program: Path) -> Path:
 
 
 ALL = (run_commands, run_readme, run_paths, run_numpy)
-"""In the order of the table's columns."""
+"""Checks, in the order of the table's columns."""

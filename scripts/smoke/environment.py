@@ -53,7 +53,7 @@ def interpreter(version: str) -> str:
 
 
 class Environment:
-    """A virtual environment with the wheel, below a directory that is no part of the checkout."""
+    """A virtual environment with the wheel, below a directory outside of the checkout."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,7 +68,7 @@ class Environment:
             cell: its Python and pins. The one called `here` has all but tfos from the environment
                 of this process, by a `.pth` line; Python does not read the `.pth` files of a
                 directory that came in that way, so no editable installation comes with it.
-            wheel: of tfos.
+            wheel: wheel of tfos.
             directory: an empty one, outside of the checkout.
         """
         made = cls(directory)

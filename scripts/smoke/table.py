@@ -36,7 +36,7 @@ def _line(row: Row) -> str:
 
 
 def replaced(text: str, rows: Iterable[Row]) -> str:
-    """Return the page with these rows in the place of the earlier ones of the same cells."""
+    """Return the page with these rows instead of the earlier ones of the same cells."""
     new = {f"| {row.name} |": _line(row) for row in rows}
     kept = []
     for line in text.splitlines():

@@ -198,10 +198,10 @@ def test_a_saved_model_answers_in_the_place_of_main_fun(cluster, monkeypatch):
         ("a frame", "m", ["x"], "y", "error", None),
         ("a frame", "m", None, None, "error", 8),
     ]
-    with pytest.raises(SettingsError, match=r"batch_size=8 without model=: main_fun says how many"):
+    with pytest.raises(SettingsError, match=r"batch_size=8 needs model=: main_fun sets its own"):
         cluster.inference("a frame", batch_size=8)
     for given in ({"feed_timeout": 5}, {"qname": "nosuch"}):
-        with pytest.raises(SettingsError, match="beside model=: Spark's own tasks answer"):
+        with pytest.raises(SettingsError, match="with model=: Spark's own tasks compute"):
             cluster.inference("a frame", model="m", **given)
     assert len(asked) == 2
     cluster.abort()

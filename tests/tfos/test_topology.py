@@ -52,7 +52,7 @@ def test_impossible_sizes_say_both_values_and_the_next_step(cluster_size, num_ps
 
 
 def test_an_unknown_chief_role_is_refused():
-    with pytest.raises(UnsupportedError, match="'boss' is no role"):
+    with pytest.raises(UnsupportedError, match="'boss' is not a role"):
         plan(3, 1, master_node="boss")
 
 

@@ -14,7 +14,7 @@ from ps.errors import PSSettingsError
 from tfos.bench.harness import Bench
 
 ON_GIVEN_SERVERS = frozenset({"dense", "small", "sparse"})
-"""Those that can also measure servers that run elsewhere."""
+"""Benchmarks that can also measure servers that run elsewhere."""
 NAMES = (
     *("dense", "compression", "small", "sparse", "apply", "peers", "scaling", "load", "driver"),
     *("checkpoint", "memory"),
@@ -31,12 +31,12 @@ def run(name: str, bench: Bench) -> None:
     """Run one benchmark; its figures go to `bench`.
 
     Args:
-        name: of the benchmark.
+        name: the benchmark's name.
         bench: takes its figures.
 
     Raises:
         PSSettingsError: there is none of this name, or it cannot measure given servers.
-        ModuleNotFoundError: it compares with a package that is not installed.
+        ModuleNotFoundError: the benchmark compares with a package that is not installed.
     """
     if name not in NAMES:
         raise PSSettingsError(f"no benchmark named {name!r}; there are {', '.join(NAMES)}")

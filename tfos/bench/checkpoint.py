@@ -45,7 +45,7 @@ OPTIONS = SaveOptions(full_every=1000)
 
 SAVE_EVERY_S = 10.0
 PART_S = 1.0
-"""Of training in one measurement of P18, longer if the save takes longer."""
+"""Seconds of training in one measurement of P18, longer if the save takes longer."""
 TRAINING_REPEATS = 30
 WARM_STEPS = 10
 NUM_PARAMS = 4_000_000
@@ -135,7 +135,7 @@ def _step_of(client: PSClient, size: int) -> Callable[[], None]:
 def _train(
     step: Callable[[], None], num_steps: int, pid: int, beside: Future[float] | None = None
 ) -> _Part:
-    """Time so many steps with the server `pid`, and more until what runs `beside` them is over."""
+    """Time this many steps with the server `pid`, and more until what runs `beside` is over."""
     steps = 0
     server = psutil.Process(pid)
     begun_s, begun_cpu_s = time.perf_counter(), sum(server.cpu_times()[:2])

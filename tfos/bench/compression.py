@@ -33,7 +33,7 @@ KINDS: tuple[Compression, ...] = ("none", *FORMATS)
 
 
 def packed(kind: Compression, num_elements: int) -> Manifest:
-    """As the manifest of `dense`, with compression.
+    """Return the manifest of `dense`, with compression.
 
     Args:
         kind: the packed format.

@@ -39,7 +39,7 @@ def manifest(rule: RuleConfig, num_elements: int) -> Manifest:
     """One group of equal tensors.
 
     Args:
-        rule: of the group.
+        rule: the group's rule.
         num_elements: float32 parameters.
     """
     shape = (num_elements // NUM_TENSORS,)
@@ -73,7 +73,7 @@ def pull_and_push(bench: Bench, client: PSClient, raw: RawPeer, num_bytes: int, 
         bench: takes the figures.
         client: attached.
         raw: the plain socket to compare with.
-        num_bytes: of the parameters.
+        num_bytes: size of the parameters.
         way: the transport, and names of the figures.
     """
     repeats = bench.repeats(REPEATS)
@@ -107,7 +107,7 @@ def push_pull_adam(bench: Bench, raw: RawPeer, num_bytes: int) -> None:
     Args:
         bench: takes the figure.
         raw: the plain socket to compare with.
-        num_bytes: of the parameters.
+        num_bytes: size of the parameters.
     """
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)

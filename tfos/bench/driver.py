@@ -39,7 +39,7 @@ CLUSTER_ID = "bench"
 COUNTS = (10, 100, 1000)
 PERIOD_S = 2.0
 ROUNDS = 5
-"""Heartbeats of each node that are counted together; after as many that are not: a connection's
+"""Heartbeats of each node that are counted together, after as many uncounted ones: a connection's
 first calls carry names that later ones only refer to."""
 REPEATS = 3
 WAIT_S = 300.0
@@ -75,11 +75,11 @@ class Forwarder:
 
 
 def simulate(port: int, nodes: list[Node], orders: Any) -> None:
-    """Be all nodes, in a process of their own; answers each (rounds, period) with the bytes.
+    """Be all nodes, in a separate process; answers each (rounds, period) with the bytes.
 
     Args:
-        port: of the control server.
-        nodes: with their certificates.
+        port: port of the control server.
+        nodes: the nodes with their certificates.
         orders: pipe to the measuring process.
     """
     forwarder = Forwarder(port)
@@ -148,11 +148,11 @@ def _answer(pipe: Any) -> int:
 
 
 def beats(pipe: Any, num_nodes: int, rounds: int, period_s: float) -> tuple[float, float]:
-    """Let all nodes send so many; returns bytes and CPU milliseconds of this process per beat.
+    """Let all nodes send this many; returns bytes and CPU milliseconds of this process per beat.
 
     Args:
-        pipe: to the process that is all nodes.
-        num_nodes: that send.
+        pipe: pipe to the process that is all nodes.
+        num_nodes: number of nodes that send.
         rounds: heartbeats of each node.
         period_s: seconds between two of a node.
     """

@@ -73,7 +73,7 @@ class Bench:
         reference_name: str = "",
         **more: object,
     ) -> None:
-        """Take one figure; `more` stands in its line as it is.
+        """Take one figure; `more` goes into its line unchanged.
 
         Args:
             figure: its id, name and unit.
@@ -124,7 +124,7 @@ def line_of(
         ours: one number per repeat.
         reference: one number per repeat; empty: none.
         reference_name: what the reference is.
-        command: that measures it again.
+        command: the command that measures it again.
         **more: further fields of the line.
     """
     ratio = statistics.median(ours) / statistics.median(reference) if reference else None

@@ -55,7 +55,7 @@ def p99_ms(pool: ThreadPoolExecutor, clients: Sequence[PSClient], calls_each: in
 
 
 def connected(pool: ThreadPoolExecutor, group: BenchServers, count: int) -> list[Connection]:
-    """Return so many connections that carry no calls.
+    """Return this many connections that carry no calls.
 
     Args:
         pool: threads that connect.
@@ -118,8 +118,8 @@ def handshakes(bench: Bench, count: int, num_threads: int, protection: Protectio
     Args:
         bench: takes the figures.
         count: number of connections.
-        num_threads: that connect at once.
-        protection: of the connections.
+        num_threads: threads that connect at once.
+        protection: protection of the connections.
     """
     seconds = []
     with (

@@ -56,8 +56,8 @@ def dense(report: Report, rule: RuleConfig, num_bytes: int) -> None:
 
     Args:
         report: takes the figure.
-        rule: of the parameters.
-        num_bytes: of the parameters, without slots.
+        rule: rule of the parameters.
+        num_bytes: size of the parameters, without slots.
     """
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
@@ -75,7 +75,7 @@ def table(report: Report, rule: RuleConfig, num_rows: int) -> None:
 
     Args:
         report: takes the figure.
-        rule: of the table.
+        rule: the table's rule.
         num_rows: rows of the table.
     """
     spec = TableSpec(name="rows", dim=DIM, rule=rule)

@@ -66,7 +66,7 @@ def train(group: BenchServers, work: Work, rank: int, answers: Any) -> None:
     Args:
         group: the servers.
         work: mode, sizes and steps.
-        rank: of the worker.
+        rank: the worker's rank.
         answers: queue for its seconds.
     """
     gradient = {GROUP: np.full(work.num_elements, 1e-3, np.float32)}
@@ -94,7 +94,7 @@ def trained(work: Work, num_servers: int = 1) -> tuple[float, list[ServerStats]]
 
     Args:
         work: mode, sizes and steps.
-        num_servers: that share the parameters.
+        num_servers: servers that share the parameters.
     """
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
@@ -138,9 +138,9 @@ def weak_scaling(bench: Bench, mode: Mode, num_elements: int, steps: int) -> Non
 
     Args:
         bench: takes the figures.
-        mode: of the manifest.
+        mode: the manifest's mode.
         num_elements: float32 parameters.
-        steps: of each worker.
+        steps: steps of each worker.
     """
 
     def rate(num_workers: int) -> float:
@@ -165,7 +165,7 @@ def per_step(bench: Bench, num_elements: int, steps: int) -> None:
     Args:
         bench: takes the figures.
         num_elements: float32 parameters.
-        steps: of each worker.
+        steps: steps of each worker.
     """
     sizes = SIZES[1:2] if bench.toy else SIZES
     for num_servers, num_workers in sizes:

@@ -24,9 +24,9 @@ from tfos.bench.reference.child_line import child_line
 from tfos.control.authority import ClusterAuthority
 
 Protection = Literal["header", "payload", "tls"]
-"""Of what travels over TCP: the two settings of `integrity`, or `security="tls"`."""
+"""Protection of what travels over TCP: the two settings of `integrity`, or `security="tls"`."""
 ANSWER_TIMEOUT_S = 120.0
-"""Until a server listens; its imports take seconds."""
+"""Seconds until a server listens; its imports take seconds."""
 STOP_TIMEOUT_S = 10.0
 
 
@@ -52,10 +52,10 @@ def server_group(
 
     Args:
         num_servers: processes to start.
-        num_workers: of the cluster.
+        num_workers: number of workers of the cluster.
         unix: offer the Unix socket too, as the nodes of a cluster do, so that client and server
             share memory where they can; else TCP alone.
-        protection: of what travels over TCP.
+        protection: protection of what travels over TCP.
         arguments: further ones of every server's command line.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
@@ -91,9 +91,9 @@ def server(
     """Start one server as `server_group` does and yield where it is.
 
     Args:
-        num_workers: that the server waits for.
+        num_workers: number of workers that the server waits for.
         unix: also listen on a Unix socket.
-        protection: of the connections.
+        protection: protection of the connections.
     """
     with server_group(num_workers=num_workers, unix=unix, protection=protection) as group:
         yield group.endpoints[0], group.credentials
@@ -105,7 +105,7 @@ def served(*, unix: bool = False, protection: Protection = "header") -> Iterator
 
     Args:
         unix: connect by the Unix socket.
-        protection: of the connection.
+        protection: the connection's protection.
     """
     with (
         server(unix=unix, protection=protection) as (endpoint, credentials),

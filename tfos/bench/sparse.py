@@ -46,7 +46,7 @@ def zipf_batches(num_ids: int, batch_size: int) -> Iterator[Array]:
     """Batches of ids, the k-th most frequent drawn in proportion to k ** -1.05, again and again.
 
     Args:
-        num_ids: of the table.
+        num_ids: number of ids of the table.
         batch_size: ids of a batch, repetitions included.
     """
     random = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def step_over(tables: TableClient, ids: Array, grads: Array) -> None:
     """The step of a worker.
 
     Args:
-        tables: of a client.
+        tables: a client's tables.
         ids: [n] int64, may repeat.
         grads: [n, dim] float32.
     """
@@ -135,7 +135,7 @@ def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
 
     Args:
         bench: takes the figures.
-        num_ids: of the table.
+        num_ids: number of ids of the table.
         batch_size: ids of a batch.
         steps: batches of a measurement.
     """
@@ -179,7 +179,7 @@ def alone(bench: Bench, num_rows: int, batch_size: int) -> None:
 
     Args:
         bench: takes the figures.
-        num_rows: of the table.
+        num_rows: number of rows of the table.
         batch_size: ids of a batch.
     """
     random = np.random.default_rng(0)

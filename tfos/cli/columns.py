@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from rich.cells import cell_len, set_cell_size
 
 LEAST_CELLS = 12
-"""A cell that is shortened keeps so much."""
+"""Least size of a shortened cell."""
 
 
 def width_of_output() -> int | None:
@@ -71,7 +71,7 @@ def shortened(text: str, size: int) -> str:
 
 
 def without_domain(hosts: Sequence[str]) -> list[str]:
-    """Return hosts by their first names if all are in one domain; else as they are."""
+    """Return hosts by their first names if all are in one domain; else unchanged."""
     named = [host for host in hosts if host.rpartition(".")[2].isalpha()]
     domains = {host.partition(".")[2] for host in named}
     if len(domains) != 1:

@@ -89,7 +89,7 @@ def _settings(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise SettingsError(f"--conf {pair!r} is no KEY=VALUE, e.g. spark.executor.memory=2g.")
+            raise SettingsError(f"--conf {pair!r} is not KEY=VALUE, e.g. spark.executor.memory=2g.")
         found[key.strip()] = value
     return found
 

@@ -16,7 +16,7 @@ def fail(text: str, *, keep: str = "\t") -> NoReturn:
     """Print the sentence and end the command.
 
     Args:
-        text: what is wrong, and what to do; it may be of another process.
+        text: what is wrong, and what to do; it may come from another process.
         keep: control characters that stay as they are, see `visible`.
     """
     sys.stderr.write(f"tfos: {visible(text, keep=keep)}\n")

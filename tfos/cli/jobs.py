@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from tfos.watch.ticket import DriverTicket
 
 FOLLOW_S = 2.0
-"""Between two looks at a log: with the size of an answer it bounds the traffic."""
+"""Seconds between two looks at a log: with the size of an answer it bounds the traffic."""
 _NUMBERS = ("MiB", "steps/s", "rows/s", "loss")
 _MOST_WHOLE = 1e9
-"""From here a number is shown by its power of ten."""
+"""Numbers from here on are shown with a power of ten."""
 _INDENT = " " * 4
 JobOption = Annotated[
     str,
@@ -62,7 +62,7 @@ def status(job: JobOption = "", as_json: JsonOption = False) -> None:
 
 
 def logs(
-    node: Annotated[str, typer.Argument(help="Whose: worker:2, ps:0, chief:0.")],
+    node: Annotated[str, typer.Argument(help="The node: worker:2, ps:0, chief:0.")],
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until the job ends, or Ctrl-C.")
     ] = False,
@@ -199,7 +199,7 @@ def _show(found: Json) -> None:
 def _show_checkpoints(checkpoints: Json) -> None:
     if saved := checkpoints.get("saved"):
         what = f"nothing was saved: {saved['error']}" if saved["error"] else saved["path"]
-        _write(f"the save that was last asked for: {visible(what)}")
+        _write(f"the last requested save: {visible(what)}")
     if best := checkpoints.get("best"):
         by = f"{best['metric']} {_number(best['value'])}"
         _write(visible(f"the best checkpoint, {by}: {best['path']}"))
@@ -211,7 +211,7 @@ def _metrics(record: Json) -> str:
 
 
 def _node_lines(nodes: list[Json]) -> list[str]:
-    """Return one line for each node; hosts lose their domain, then their middle, if need be."""
+    """Return one line for each node; hosts lose their domain, then their middle, if needed."""
     width = columns.width_of_output()
     head = ("node", "status", "phase", "host", "heard ago", *_NUMBERS)
     hosts = [visible(each["host"] or "-") for each in nodes]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tfos.bench.harness import Bench, GivenServers, Line
 
 LOOK_PATIENCE_S = 20.0
-"""For servers that are away while somebody waits at a terminal."""
+"""Seconds to wait for servers that are away while a user waits at a terminal."""
 SERVERS_HELP = (
     "Measure these servers (HOST:PORT,HOST:PORT,... in the order of their ranks) that "
     "`python -m ps.server --num-workers 1` has started, instead of own ones. They must be EMPTY "
@@ -116,7 +116,7 @@ def bench(  # noqa: PLR0913  # one parameter per option
 
 
 def _pass_on(context: typer.Context) -> None:
-    """Run a command of `python -m ps`, whose parser has its options; opens URLs besides."""
+    """Run a command of `python -m ps`, whose parser has its options; also opens URLs."""
     from feeding.filesystem.config import FileSystemConfig
     from ps.cli.main import main as ps_main
     from tfos.files.checkpoint_storage import Storages
@@ -185,7 +185,7 @@ def _run(name: str, run: Bench, json_lines: bool) -> None:
 
             run.on_line = tell
             catalogue.run(name, run)
-    finally:  # whoever ends a long run keeps what it has measured
+    finally:  # an interrupted run keeps what it has measured
         if run.lines:
             Console().print(_table(name, run.lines))
 
@@ -206,7 +206,7 @@ def _list(questions: Iterable[tuple[str, str]]) -> None:
 
 
 def _table(name: str, lines: list[Line]) -> Table:
-    """Show medians, in brackets the smallest and the largest value."""
+    """Show medians, with the smallest and the largest value in brackets."""
     table = Table(title=f"tfos bench {name}", title_justify="left", caption_justify="left")
     for column in ("what", "ours", "reference", "ratio"):
         table.add_column(column, overflow="fold")

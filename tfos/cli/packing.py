@@ -56,7 +56,7 @@ def pack(
 
 
 def summary(output: Path, packed: Packed, took_s: float) -> str:
-    """Return what is told about an archive."""
+    """Return the summary of an archive."""
     found = packed.libraries
     lines = [
         f"{output}: {_size(packed.archive_bytes)}; {packed.num_files} files of "

@@ -25,11 +25,11 @@ def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
     args: Annotated[
         list[str] | None,
-        typer.Argument(help="Arguments for the program, behind those of the file; after `--`."),
+        typer.Argument(help="Arguments for the program, after those of the file; after `--`."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the line.")] = False,
 ) -> None:
-    """Run a job that is written down as a file, by spark-submit."""
+    """Run the job that a job file describes, with spark-submit."""
     from tfos.errors import SettingsError
     from tfos.submit import command_line, job_file
 
@@ -61,7 +61,7 @@ def spark_submit(environ: Mapping[str, str]) -> str:
     """Return the path of spark-submit: Spark's home, the search path, pip's pyspark; or "".
 
     Args:
-        environ: of this process.
+        environ: environment variables of this process.
     """
     if home := environ.get("SPARK_HOME"):
         return os.path.join(home, "bin", "spark-submit")

@@ -24,7 +24,7 @@ class Console:
 
     Args:
         enabled: show output, progress and tables too.
-        details: show what only those need who look into tfos.
+        details: show also what only users who look into tfos need.
         stream: where lines go; None: standard error.
     """
 
@@ -47,7 +47,7 @@ class Console:
 
     @property
     def is_live(self) -> bool:
-        """Whether progress replaces what it showed before; else each call of it is a line."""
+        """Whether progress replaces what it showed before; else each call writes a line."""
         return self.is_terminal or self._is_notebook
 
     def line(self, text: str, *, waits: bool = True) -> None:
@@ -55,14 +55,14 @@ class Console:
 
         Args:
             text: the line.
-            waits: for a moment, so that what the program writes next comes behind it; False: under
-                a lock, or where another process waits for an answer.
+            waits: wait for a moment, so that what the program writes next comes after it; False:
+                    under a lock, or where another process waits for an answer.
         """
         if self.enabled:
             self._write(f"tfos | {printable(text)}", waits=waits)
 
     def detail(self, text: str) -> None:
-        """Show one line for those who look into tfos."""
+        """Show one line for users who look into tfos."""
         if self._details:
             self.line(text)
 
@@ -71,12 +71,12 @@ class Console:
 
         Args:
             text: the warning.
-            waits: as of `line`.
+            waits: see `line`.
         """
         self._write(f"tfos | WARNING: {printable(text)}", waits=waits)
 
     def node_lines(self, prefix: str, lines: tuple[str, ...], dropped: int) -> None:
-        """Show a node's output as `worker:1@host | text`; waits for nobody.
+        """Show a node's output as `worker:1@host | text`; waits for nothing.
 
         Args:
             prefix: the node and its host.

@@ -22,7 +22,7 @@ class DirectStream:
     """The part of a text stream that is written to.
 
     Args:
-        stream: as sys.stderr; what is no plain file, as in a notebook, is written to as it is.
+        stream: such as sys.stderr; other than a plain file, as in a notebook, is just written to.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -70,7 +70,7 @@ def _is_plain(stream: Any) -> bool:
 
 
 def _whole_lines(data: bytes) -> Iterator[bytes]:
-    """Yield pieces that a pipe takes at once, cut behind line ends where there are some."""
+    """Yield pieces that a pipe takes at once, cut after line ends where there are some."""
     while len(data) > _WHOLE_BYTES:
         end = data.rfind(b"\n", 0, _WHOLE_BYTES) + 1 or _WHOLE_BYTES
         yield data[:end]

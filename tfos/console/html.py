@@ -34,7 +34,7 @@ def lines(text: str) -> str:
 
 
 def link(url: str) -> str:
-    """Return a link to a web page; of any other URL, its text."""
+    """Return a link to a web page; for any other URL, its text."""
     shown = escaped(url)
     if not url.startswith(("http://", "https://")):
         return shown
@@ -42,7 +42,7 @@ def link(url: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; cells that are numbers stand at the right.
+    """Return a table; cells that are numbers are aligned right.
 
     Args:
         head: names of the columns.
@@ -63,6 +63,6 @@ def _row(tag: str, cells: Sequence[str], at_right: Sequence[bool]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a number, perhaps with a unit, or a dash in the place of one."""
+    """Whether a cell is a number, perhaps with a unit, or a dash instead of one."""
     number, _, unit = cell.partition(" ")
     return bool(number) and set(number) <= _NUMBER_CHARS and unit in ("", "s", "read")

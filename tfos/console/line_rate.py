@@ -28,7 +28,7 @@ class LineRate:
         self._last_s = clock()
 
     def admit(self, num_lines: int) -> int:
-        """Return how many of so many lines pass now."""
+        """Return how many of this many lines pass now."""
         now_s = self._clock()
         self._allowance += (now_s - self._last_s) * self._per_s
         self._allowance = min(self._burst, self._allowance)

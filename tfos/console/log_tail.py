@@ -1,4 +1,4 @@
-"""LogTail: the last lines of one node's output at the driver, numbered, for who reads them live.
+"""LogTail: the last lines of one node's output at the driver, numbered, for live readers.
 
 Covers: how many are kept, which are new to a reader, lines that are gone.
 Does not: receive lines, limit their rate (tfos.control.coordinator).
@@ -15,9 +15,9 @@ import msgspec
 from tfos.console.printable import printable
 
 MOST_CHARS = 32_768
-"""Of one node's lines: a thousand nodes cost the driver some 30 MB."""
+"""Characters of one node's lines: a thousand nodes cost the driver some 30 MB."""
 PIECE_BYTES = 5000
-"""Of one answer's lines as JSON: with one answer every two seconds a reader gets less than 3 KB/s.
+"""Bytes of one answer's lines as JSON: at one answer every two seconds a reader gets under 3 KB/s.
 Characters are no measure of that: one of them has up to four bytes, and a quote has two."""
 
 
@@ -49,10 +49,10 @@ class LogTail:
         """Return what fits an answer of the lines after this number, each with its own.
 
         Args:
-            number: of the last line that the reader has; 0: it begins, with the newest lines.
+            number: the last line that the reader has; 0: it begins, with the newest lines.
         """
         new = [each for each in self._lines if each[0] > number]
-        # Who begins wants the end of the log; who follows wants no gap.
+        # A reader that begins wants the end of the log; one that follows wants no gap.
         if number:
             return new[: num_fitting(line for _, line in new)]
         return new[len(new) - num_fitting(line for _, line in reversed(new)) :]

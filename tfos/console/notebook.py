@@ -16,7 +16,7 @@ from tfos.console import html
 from tfos.console.printable import printable
 
 _KEPT_LINES = 20
-"""Ended epochs that stay in sight; a count stands for those before."""
+"""Ended epochs that stay in sight; earlier ones are only counted."""
 
 
 def is_notebook() -> bool:

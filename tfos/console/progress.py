@@ -21,9 +21,9 @@ class WorkerSample:
     """Newest numbers of one worker, some seconds old; see tfos.worker.reports.progress_meter."""
 
     at_s: float
-    """When it measured them, by its own clock."""
+    """Time of the numbers, by the worker's own clock."""
     rows: float = 0.0
-    """Trained since its start."""
+    """Rows trained since its start."""
     steps: float = 0.0
     loss: float | None = None
     epochs_begun: float = 0.0
@@ -48,11 +48,11 @@ class Sample:
     """All workers at one moment."""
 
     at_s: float
-    """By the driver's clock."""
+    """Time of the sample, by the driver's clock."""
     workers: Mapping[str, WorkerSample]
-    """By attempt: a new one counts from 0, by another clock."""
+    """Workers by attempt: a new attempt counts from 0, by another clock."""
     starting: str = ""
-    """What workers do that have no step yet: "workers are starting: import tensorflow 12 s"."""
+    """What workers without a step do: "workers are starting: import tensorflow 12 s"."""
 
     @property
     def rows(self) -> float:
@@ -74,30 +74,30 @@ class TrainingProgress:
     """Numbers of one training."""
 
     num_epochs: int | None
-    """None: not known."""
+    """Epochs to train; None: unknown."""
     title: str = ""
-    """Title in place of the epoch number, such as a micro-batch."""
+    """Title instead of the epoch number, such as a micro-batch."""
     is_validation: bool = False
     """Whether the rows are read, not trained."""
     epoch: int = 0
-    """Which of them runs, from 0."""
+    """Number of the running epoch, from 0."""
     rows_per_epoch: int | None = None
-    """Known once an epoch was fed."""
+    """Rows of an epoch; known once one was fed."""
     epoch_fraction: float | None = None
     """Share of the epoch's feed tasks that have ended; None if unknown."""
     _points: dict[str, deque[tuple[float, WorkerSample]]] = field(default_factory=dict)
-    """By worker: samples of the window, each with the driver's time."""
+    """Samples of the window by worker, each with the driver's time."""
     _first: Sample = _NOTHING
     _now: Sample = _NOTHING
     _idle_s: float = 0.0
-    """When the newest numbers without a row of this epoch came."""
+    """Time of the newest numbers without a row of this epoch."""
 
     def start_epoch(self, epoch: int, sample: Sample) -> None:
         """Begin an epoch at these numbers.
 
         Args:
             epoch: number of the epoch, from 0.
-            sample: of all workers.
+            sample: numbers of all workers.
         """
         self.epoch = epoch
         self.epoch_fraction = None
@@ -146,7 +146,7 @@ class TrainingProgress:
 
     @property
     def first_step_s(self) -> float | None:
-        """Seconds from the epoch's begin to the end of its first step; None: none was reported."""
+        """Seconds from the epoch's start to the end of its first step; None: none was reported."""
         own = [each.epoch_s for _, each in self._of_this_epoch()]
         return max(0.0, self._now.at_s - max(own) - self._first.at_s) if own else None
 
@@ -186,7 +186,7 @@ class TrainingProgress:
         return bool(self._now.starting) and not self.rows
 
     def __str__(self) -> str:
-        # Who reads its own data and has reported nothing may be in any epoch.
+        # A worker that reads its own data and has reported nothing may be in any epoch.
         is_known = self.title or self.num_epochs or not self.is_starting
         return "  ".join([*([self._title()] if is_known else []), *self._parts()])
 

@@ -1,12 +1,12 @@
 """Writer: lines on their way to the user's screen, written by one thread.
 
-A stream that nobody reads, as a pager's pipe or a stopped terminal, blocks who writes to it. Only
-this thread is ever blocked; what does not fit the queue meanwhile is dropped, counted and told.
+A stream that nobody reads, as a pager's pipe or a stopped terminal, blocks its writers. Only
+this thread is ever blocked; what does not fit the queue meanwhile is dropped, counted and reported.
 
 Covers: order, the bound of the queue, the live line of a terminal, waiting with a deadline.
 Does not: make text (tfos.console.console), bytes (tfos.console.direct_stream).
 Threads: any may call; the thread lives while there is something to write. The lock is never held
-while something is written, and who waits does so with a plain lock, which Ctrl-C leaves intact.
+while something is written, and waiting threads use a plain lock, which Ctrl-C leaves intact.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tfos.console.direct_stream import DirectStream
 from tfos.console.terminal import TerminalLine
 
 MOST_CHARS = 1_000_000
-"""That wait to be written: some thousands of lines."""
+"""Characters that may wait to be written: some thousands of lines."""
 PATIENCE_S = 1.0
-"""How long a line of the driver is waited for: what the program writes next comes behind it."""
+"""How long a line of the driver is waited for: what the program writes next comes after it."""
 EXIT_S = 5.0
 """How long the last lines are waited for when the interpreter exits."""
 
@@ -71,7 +71,7 @@ class Writer:
 
         Args:
             text: one or more lines.
-            stream: where.
+            stream: where to write.
             waits: whether to wait PATIENCE_S for it; not under a lock that others need.
         """
         done = self._put(self._own, "lines", stream, text)
@@ -83,7 +83,7 @@ class Writer:
 
         Args:
             text: one or more lines.
-            stream: where.
+            stream: where to write.
         """
         self._put(self._output, "lines", stream, text)
 
@@ -154,7 +154,7 @@ class Writer:
             self._thread = None
 
     def _await(self, done: threading.Lock) -> None:
-        """Wait a moment; who waits for a stream that blocks does so once, not for each line."""
+        """Wait a moment; a thread waits for a blocked stream once, not for each line."""
         if not self._is_stuck and not done.acquire(timeout=PATIENCE_S):
             self._is_stuck = self._thread is not None
 

@@ -219,7 +219,7 @@ def channel_options(target_name: str) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", codec.MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # How long one attempt to connect may take. A driver whose nodes all connect at once needs
-        # seconds for their handshakes; shorter attempts would begin anew and never end.
+        # seconds for their handshakes; shorter attempts would start again and never end.
         ("grpc.min_reconnect_backoff_ms", int(1000 * REGISTER_TIMEOUT_S)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),

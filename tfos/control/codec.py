@@ -33,7 +33,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class MalformedMessage(ControlError):
-    """The bytes are no message of the expected type."""
+    """The bytes are not a message of the expected type."""
 
 
 def path(method: str) -> str:
@@ -58,7 +58,7 @@ def decoder(kind: type[Message]) -> Callable[[bytes], Message]:
         try:
             return typed.decode(body)
         except UNREADABLE as error:
-            raise MalformedMessage(f"no {kind.__name__}: {error}") from error
+            raise MalformedMessage(f"not a {kind.__name__}: {error}") from error
 
     return decode
 

@@ -40,13 +40,13 @@ from tfos.topology import Plan
 Value = TypeVar("Value")
 
 READ_S = 10.0
-"""Who has read a node's log reads it again within this time."""
+"""A reader of a node's log reads it again within this time."""
 FIRST_LINES_S = 3.0
-"""Until they come from a node whose output nobody has read: its next heartbeat asks, usually."""
+"""Seconds until lines of an unread node arrive: usually its next heartbeat asks for them."""
 FOLLOWED_S = 5.0
-"""Somebody who reads a log on, or has the page open, looks again within this time."""
+"""A reader who follows a log, or has the page open, looks again within this time."""
 LAST_LOOK_S = 3.0
-"""How long the end waits for that look, and for one at the page: above the time between two."""
+"""How long the end waits for that look, and for one at the page: more than the time between two."""
 _MOST_BLIND_TICKS = 2
 """Errors in a row in the search for silent nodes: the second is no accident."""
 _LINES_PER_S = 400.0
@@ -90,7 +90,7 @@ class Coordinator:
         }
         self._read_until_s: dict[str, float] = {}
         self._followed_s: dict[str, float] = {}
-        """When who reads a log on looked last, by node."""
+        """When a follower of a log looked last, by node."""
         self._log_tails = {name: LogTail() for name in self._state.members}
         self._answer: Callable[[messages.Ask], bytes] | None = None
         self._closing = threading.Event()
@@ -98,7 +98,7 @@ class Coordinator:
         self._explain: Callable[[NodeFailure, bool], NodeFailure] = _as_it_is
         self._replace: Callable[[Replace], None] = _not_replaced
         self._not_begun: list[tuple[float, Replace, str]] = []
-        """Attempts that could not be begun: from when on that counts as their end, and why."""
+        """Attempts that could not be started: from when on that counts as their end, and why."""
         self._liveness: threading.Thread | None = None
 
     def start(self, host: str, credentials: TlsCredentials, ports: Sequence[int] = (0,)) -> int:
@@ -107,7 +107,7 @@ class Coordinator:
         Args:
             host: address to listen at.
             credentials: the driver's certificate and the cluster's authority.
-            ports: to try in this order; 0 is one of the system's choice.
+            ports: ports to try, in this order; 0 is one of the system's choice.
 
         Raises:
             ControlError: none of them can be bound.
@@ -150,7 +150,7 @@ class Coordinator:
             thread.join(self._config.heartbeat_s)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Have something closed with the control plane; what it raises is a warning."""
+        """Close something together with the control plane; what it raises is a warning."""
         with self._lock:
             self._at_close.append(close)
 
@@ -163,7 +163,7 @@ class Coordinator:
 
         Args:
             name: `worker:1`.
-            number: of the last line that the reader has.
+            number: number of the last line that the reader has.
         """
         with self._changed:
             tail = self._log_tails.get(name)
@@ -179,7 +179,7 @@ class Coordinator:
             return tail.after(number)
 
     def await_last_looks(self) -> None:
-        """Let who follows a node's log look once more, for the lines of the end."""
+        """Let a follower of a node's log look once more, for the lines of the end."""
         with self._changed:
             before = {
                 name: at_s
@@ -192,7 +192,7 @@ class Coordinator:
             )
 
     def replace_by(self, replace: Callable[[Replace], None]) -> None:
-        """Have lost nodes started again by this function, called under the lock: it only begins."""
+        """Let this function start lost nodes again; called under the lock, it only begins."""
         self._replace = replace
 
     @property
@@ -207,7 +207,7 @@ class Coordinator:
             return question(self._state)
 
     def copied(self) -> ClusterView:
-        """Return the state as it is now, for reports: they take too long to make under the lock."""
+        """Return the state as it is now, for reports: making them takes too long for the lock."""
         with self._lock:
             return self._state.copied()
 
@@ -262,7 +262,7 @@ class Coordinator:
         return NodeFailedError([self._explain(first, True), *others], error.num_earlier)
 
     def failures(self) -> tuple[NodeFailure, ...]:
-        """Return every failure so far, in order of arrival, with what is known of it by now."""
+        """Return every failure so far, in order of arrival, with what is known of it now."""
         found = self.read(lambda state: tuple(state.failures))
         return tuple(self._explain(each, False) for each in found)
 
@@ -305,8 +305,8 @@ class Coordinator:
         """Return why this attempt gets no orders; empty if it may have them.
 
         Args:
-            node: who subscribes, with its attempt.
-            number: of its stream.
+            node: the node that subscribes, with its attempt.
+            number: its stream's number.
         """
         with self._lock:
             return self._state.on_stream_opened(node, number, self._clock())
@@ -325,8 +325,8 @@ class Coordinator:
         """Record that the node's connection is closed, unless it has a newer one.
 
         Args:
-            node: whose stream it was, with its attempt.
-            number: of the stream.
+            node: the node whose stream it was, with its attempt.
+            number: the stream's number.
         """
         self.act(lambda state: state.on_stream_closed(node, number, self._clock()))
 
@@ -383,13 +383,13 @@ class Coordinator:
                     self._on_blind(error, is_fatal=num_errors >= _MOST_BLIND_TICKS)
 
     def _on_blind(self, error: Exception, *, is_fatal: bool) -> None:
-        """Tell that silent nodes were not looked for; end a cluster that goes on so."""
+        """Report that silent nodes were not looked for; end a cluster if that goes on."""
         text = f"the driver cannot look for silent nodes: {type(error).__name__}: {error}"
         if not is_fatal:
             self._console.warn(text, waits=False)
             return
         if self.phase in (ClusterPhase.FAILED, ClusterPhase.CLOSED):
-            return  # it is told once
+            return  # it is reported once
         text += f", {_MOST_BLIND_TICKS} times in a row. Start the cluster again, and report this"
         try:
             self.act(lambda state: state.fail(state.workers[0].failure("", text)))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 MOST_POINTS = 512
 _LEAST_S = 2.0
-"""Between two points: the usual time between heartbeats."""
+"""Least seconds between two points: the usual time between heartbeats."""
 
 
 class CurvePoint(NamedTuple):
@@ -22,7 +22,7 @@ class CurvePoint(NamedTuple):
     at_s: float
     """Monotonic seconds of the driver."""
     steps: float
-    """Of all workers, those of lost attempts too."""
+    """Steps of all workers, lost attempts included."""
     rows: float
     loss: float | None
     """The mean of the workers' last losses."""

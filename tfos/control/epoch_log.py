@@ -28,21 +28,21 @@ class EpochLog:
     """Reports of one cluster's chief and evaluator, in order."""
 
     count: int = 0
-    """Epochs so far, also those that are kept no more."""
+    """Epochs so far, also those that are no longer kept."""
     best: BestSaved | None = None
     saved: SavedNow | None = None
     """What became of the newest order SaveNow that was carried out."""
     evaluations: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     num_evaluations: int = 0
-    """So far, also those that are kept no more."""
+    """Evaluations so far, also those that are no longer kept."""
     place: FitPlace | None = None
     """Where the training of the distributed model is; None: no fit has reported."""
     _epochs: deque[EpochTrained] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
     _read_feeds: set[str] = field(default_factory=set)
     _trained: dict[str, int] = field(default_factory=dict)
-    """By feed, its newest epoch that an epoch of a fit has ended with."""
+    """The newest epoch, by feed, that an epoch of a fit has ended with."""
     _first: dict[str, int] = field(default_factory=dict)
-    """By feed, the epoch that the last fit on it has begun with."""
+    """The epoch, by feed, that the last fit on it began with."""
 
     def copied(self) -> EpochLog:
         """Return a copy that stays as it is when the training goes on."""
@@ -88,7 +88,7 @@ class EpochLog:
             self._first[event.feed] = event.fed_epoch
 
     def next_of(self, feed: str) -> int | None:
-        """Return the feed's epoch behind the last that its fit has reported; None: none reads it.
+        """Return the feed's epoch after the last that its fit reported; None: no fit reads it.
 
         Args:
             feed: its name.
@@ -102,7 +102,7 @@ class EpochLog:
 
         Args:
             count: a former value of `count`.
-            feed: of this feed alone; None: all.
+            feed: only this feed; None: all.
         """
         newest = _newest(self._epochs, self.count - count)
         return tuple(each for each in newest if feed is None or each.feed == feed)

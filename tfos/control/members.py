@@ -43,9 +43,9 @@ class NodeStatus(enum.Enum):
 WINDOW_BEATS = 16
 """Heartbeats of half a minute, the window of status()."""
 _KEPT_ANSWERS = 64
-"""Of the chief, per feed; who waits for one looks at once."""
+"""Answers of the chief to keep, per feed; a thread that waits for one looks at once."""
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
-"""Whether its supervisor runs and takes orders."""
+"""Statuses of a node whose supervisor runs and takes orders."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Member:
     status: NodeStatus = NodeStatus.MISSING
     attempt: int = -1
     first_attempt: int = 0
-    """Of the newest job that starts this node; Spark counts on from there."""
+    """First attempt of the newest job that starts this node; Spark counts on from there."""
     executor_id: str = ""
     host: str = ""
     pid: int = 0
@@ -80,25 +80,25 @@ class Member:
     lost_s: float = 0.0
     """When its newest attempt was lost, in monotonic seconds."""
     is_unheard: bool = False
-    """It is missing since it was silent while it started, and goes on if it is heard again."""
+    """Whether it is missing because it was silent at its start; it goes on if it is heard again."""
     stop_ordered: bool = False
     serves_shard: bool = False
-    """It is a worker that serves a shard of the parameters."""
+    """Whether it is a worker that serves a shard of the parameters."""
     in_collective: bool = False
-    """It is a worker whose TensorFlow waits for other workers."""
+    """Whether it is a worker whose TensorFlow waits for other workers."""
     num_tied: int = 0
-    """Workers of its strategy, with itself."""
+    """Workers of its strategy, including itself."""
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
     done: Done | None = None
     """Last counts and numbers of a worker whose main_fun has returned, and what it returned."""
     last_feeds: tuple[FeedSnapshot, ...] = ()
-    """Counts that its supervisor has read after its end."""
+    """Counts that its supervisor read after its end."""
     batches: dict[str, dict[int, BatchReport]] = field(default_factory=dict)
-    """The chief's last answers by feed and by number of the order; "" and 0: it has begun."""
+    """The chief's last answers by feed and number of the order; "" and 0: it has started."""
     restarts: RestartBudget = field(default_factory=lambda: RestartBudget(0))
-    """Of all its attempts."""
+    """Restarts of all its attempts."""
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class Member:
 
     @property
     def loss(self) -> NodeFailure:
-        """How its newest attempt ended, which is lost."""
+        """How its newest attempt, which is lost, ended."""
         return self.end or self.failure("", f"{self.name} was lost")
 
     def ends_by(self, failure: NodeFailure) -> None:
@@ -146,7 +146,7 @@ class Member:
         """Keep a heartbeat unless a newer one has arrived.
 
         Args:
-            heartbeat: of the newest attempt.
+            heartbeat: heartbeat of the newest attempt.
             now_s: monotonic seconds.
         """
         if not self.beats or heartbeat.seq > self.beats[-1].seq:
@@ -168,7 +168,7 @@ class Member:
         """Keep an event about what it does and how far it is.
 
         Args:
-            event: as the node reports it.
+            event: the event as the node reports it.
             now_s: monotonic seconds.
         """
         match event:

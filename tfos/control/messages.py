@@ -32,15 +32,15 @@ from tfos.fit_place import FitPlace
 MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
 MAX_RESULT_BYTES = 1 << 20
-"""Of one worker's return value: the driver keeps those of all workers."""
+"""Limit of one worker's return value: the driver keeps those of all workers."""
 MAX_METRICS = 100
-"""Of one epoch; the driver keeps many epochs."""
+"""Limit of metrics of one epoch; the driver keeps many epochs."""
 ShortText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,4096}\Z")]
-"""Without control characters: the driver shows it in errors and in status()."""
+"""Text without control characters: the driver shows it in errors and in status()."""
 
 
 DRIVER_EXECUTOR = "driver"
-"""`Register.executor_id` of a node in the driver's place: Spark's own name for the one executor of
+"""`Register.executor_id` of a node beside the driver: Spark's own name for the one executor of
 `local[n]`, which has no `--executor-id`."""
 
 
@@ -69,9 +69,9 @@ class RegisterReply(msgspec.Struct, frozen=True):
 
 
 METRIC = "metric "
-"""Before the names of the metrics that main_fun reports itself, in `progress`."""
+"""Prefix in `progress` of the names of metrics that main_fun reports itself."""
 MOST_METRICS = 20
-"""As many of these are reported as are shown: each goes with every heartbeat."""
+"""Reported metrics, as many as are shown: each goes with every heartbeat."""
 
 
 class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +83,7 @@ class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
     taken_rows: int = -1
     """No row from this position on was read; -1: unknown."""
     dropped_rows: int = 0
-    """Of the rows before `position`."""
+    """Dropped rows among those before `position`."""
 
     @property
     def position(self) -> int:
@@ -105,9 +105,9 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     epochs: tuple[EpochRowCounts, ...] = ()
     """The last epochs."""
     is_drained: bool = False
-    """main_fun reads no more rows of it: it has called terminate(), or returned."""
+    """Whether main_fun reads no more rows of it: it has called terminate(), or returned."""
     is_terminated: bool = False
-    """It has called terminate()."""
+    """Whether main_fun has called terminate()."""
 
     def epoch(self, number: int) -> EpochRowCounts:
         """Return the counts of an epoch; zeros if no row of it arrived."""
@@ -127,7 +127,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     have METRIC before their names, so that none is taken for one of these."""
     feeds: tuple[FeedSnapshot, ...] = ()
     stats: bytes = b""
-    """Of a parameter server: its `ps.stats.server_stats.ServerStats`, which only the driver
+    """Counters of a parameter server, a `ps.stats.server_stats.ServerStats`, which only the driver
     decodes."""
 
 
@@ -141,7 +141,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
 
     fenced: bool = False
     output: Output = "all"
-    """Until the next reply."""
+    """Lines to send until the next reply."""
 
 
 class LogBatch(msgspec.Struct, frozen=True):
@@ -177,13 +177,13 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     """How far the chief is with the micro-batches of streams; see worker.trained.feeds."""
 
     feed: str
-    """Of the order that this answers; empty: none, the chief has begun."""
+    """Feed of the order that this answers; empty: none, the chief has begun."""
     number: int
-    """Of the order that this answers."""
+    """Number of the order that this answers."""
     is_done: bool
     """True: the order was carried out. False: a batch's rows may be fed now."""
     trained: dict[str, int]
-    """By query, the last batch id that the parameters contain."""
+    """The last batch id that the parameters contain, by query."""
     is_noted: bool = True
     """Whether main_fun reports trained batches, so that `trained` includes them."""
     error: str = ""
@@ -191,8 +191,8 @@ class BatchReport(msgspec.Struct, frozen=True, tag=True):
     is_lost: bool = False
     """Whether that is because the newest batch is not whole in the parameters any more."""
     epochs: dict[str, int] = {}
-    """Of the chief that has begun: by feed, the epochs that an interrupted run which this one
-    resumes had trained."""
+    """From a chief that has begun: by feed, the epochs that the interrupted run, which this one
+    resumes, had trained."""
 
 
 class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
@@ -212,10 +212,10 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class FitReading(msgspec.Struct, frozen=True, tag=True):
-    """On the chief `fit` of a distributed model has begun, or ended."""
+    """`fit` of a distributed model has begun, or ended, on the chief."""
 
     feed: ShortText
-    """That it reads, one of its epochs per epoch fed; empty: it reads other data."""
+    """The feed that it reads, one of its epochs per epoch fed; empty: it reads other data."""
     is_over: bool = False
     number: int = -1
     """Which fit of the distributed model, from 0; -1: unknown."""
@@ -226,23 +226,23 @@ class FitReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class EpochTrained(msgspec.Struct, frozen=True, tag=True):
-    """On the chief an epoch of `fit` has ended, with its validation and callbacks.
+    """An epoch of `fit` has ended on the chief, with its validation and callbacks.
 
-    Of a distributed model the numbers are those of all workers.
+    For a distributed model the numbers are those of all workers.
     """
 
     fit: int
     """Which `fit` of main_fun, from 1."""
     epoch: int
-    """Of this fit, as Keras counts, from 0."""
+    """Epoch of this fit, as Keras counts, from 0."""
     metrics: Annotated[dict[ShortText, float], msgspec.Meta(max_length=MAX_METRICS)] = {}
     steps: int = 0
     rows: int = 0
-    """0: unknown."""
+    """Rows of the epoch; 0: unknown."""
     seconds: float = 0.0
-    """From the epoch's first batch to the end of its callbacks."""
+    """Seconds from the epoch's first batch to the end of its callbacks."""
     feed: ShortText = ""
-    """Empty: it reads files, or the model is not distributed."""
+    """Feed of the epoch; empty: it reads files, or the model is not distributed."""
     fed_epoch: int = -1
     """The newest epoch of the feed, or of the files, that this worker has trained; -1: none."""
     is_distributed: bool = False
@@ -253,11 +253,11 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """The evaluator has evaluated a checkpoint."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
-    """Of the checkpoint: updates of the servers."""
+    """Step of the checkpoint: updates of the servers."""
     metrics: Annotated[dict[ShortText, float], msgspec.Meta(max_length=MAX_METRICS)] = {}
-    """Named `val_…`."""
+    """Metrics, named `val_…`."""
     seconds: float = 0.0
-    """To read and to evaluate it."""
+    """Seconds to read and to evaluate it."""
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -278,23 +278,23 @@ class SavedNow(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     path: ShortText = ""
-    """Of the checkpoint that holds the parameters."""
+    """Path of the checkpoint that holds the parameters."""
     step: int = -1
     error: ShortText = ""
     """Why nothing was saved; empty: it was."""
 
 
 class NotSaved(msgspec.Struct, frozen=True, tag=True):
-    """The chief's saves fail, by time again and again, or the last one."""
+    """The chief's periodic saves fail repeatedly, or its last save failed."""
 
     directory: ShortText
-    """Or URL, of Checkpoints."""
+    """Directory or URL of Checkpoints."""
     error: ShortText
-    """Why."""
+    """Why the save failed."""
     step: int = -1
-    """The newest that is saved; -1: there is none."""
+    """The newest saved step; -1: there is none."""
     is_last: bool = False
-    """main_fun has returned, and no further save is tried."""
+    """Whether main_fun has returned, so that no further save is tried."""
 
 
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
@@ -311,7 +311,7 @@ class InCollective(msgspec.Struct, frozen=True, tag=True):
     """TensorFlow in this worker sums with other workers, in calls that wait for all of them."""
 
     num_workers: int
-    """Of its strategy, with this one: perhaps not all of the cluster."""
+    """Workers of its strategy, this one included: perhaps not all of the cluster."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -337,9 +337,9 @@ class Restarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
-    """A restarted server knows by now how much its workers had got from it since the checkpoint.
+    """A restarted server now knows how much its workers got from it since the checkpoint.
 
-    Or it goes on from an older step than the newest, of which its own part is damaged.
+    Or it goes on from an older step, as its own part of the newest one is damaged.
     """
 
     text: str
@@ -350,7 +350,7 @@ class CutShort(msgspec.Struct, frozen=True, tag=True):
 
     grace_s: float
     how: ShortText = ""
-    """How it has ended by itself; empty: the grace ended."""
+    """How it ended on its own; empty: the grace ended."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -359,7 +359,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     feeds: tuple[FeedSnapshot, ...] = ()
     """Final counts of its feeds: no further row will be trained."""
     result: Annotated[bytes, msgspec.Meta(max_length=MAX_RESULT_BYTES)] = b""
-    """What main_fun returned, as of tfos.control.return_values; empty: None."""
+    """What main_fun returned, encoded by tfos.control.return_values; empty: None."""
     no_result: ShortText = ""
     """Why what main_fun returned is not here."""
     progress: dict[str, float] = {}
@@ -393,7 +393,7 @@ class EventReport(msgspec.Struct, frozen=True):
 
     node: NodeId
     seq: int
-    """Of the event among those of this attempt, from 1: one that comes again counts once."""
+    """Number of the event in this attempt, from 1: one that comes again counts once."""
     event: Event
 
 
@@ -420,7 +420,7 @@ class RosterEntry(msgspec.Struct, frozen=True):
     executor_id: str
     endpoint: Endpoint
     free_port: int = 0
-    """As in Listening."""
+    """See Listening."""
 
 
 FeedEpoch: TypeAlias = tuple[str, int]
@@ -433,7 +433,7 @@ class Joining(msgspec.Struct, frozen=True):
     feeds: tuple[FeedEpoch, ...] = ()
     """The first epoch of each feed that it takes rows of; a feed that is not here begins at 0."""
     fit: FitPlace | None = None
-    """None: the chief has reported none."""
+    """The chief's fit; None: the chief has reported none."""
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -441,7 +441,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     roster: tuple[RosterEntry, ...]
     joining: Joining | None = None
-    """None: all nodes begin together."""
+    """Where a new attempt joins; None: all nodes begin together."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -456,7 +456,7 @@ class Flush(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     ignored."""
     num_fed: int = 0
     """Epochs that train() of this run has fed whole once this one is trained: a run that resumes
-    leaves as many out. 0: this one is none of them, as it is of a stream or has failed."""
+    leaves that many out. 0: this one does not count, as it is of a stream or has failed."""
 
 
 class TrainBatch(msgspec.Struct, frozen=True, tag=True):
@@ -499,7 +499,7 @@ class SaveNow(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag=True):
-    """To the workers: train no further than the end of the epoch; main_fun returns by itself."""
+    """To the workers: stop training at the end of the epoch; main_fun returns on its own."""
 
     reason: str
 
@@ -533,7 +533,7 @@ class FenceWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerDone(msgspec.Struct, frozen=True, tag=True):
-    """This worker's main_fun has returned: servers wait for it no more."""
+    """This worker's main_fun has returned: servers no longer wait for it."""
 
     rank: int
 
@@ -591,7 +591,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     what: Literal["status", "log", "save", "stop", "end_streams"]
     node: ShortText = ""
-    """Of `log`: whose."""
+    """Node of `log`."""
     after: float = 0.0
     """Of `status`: only points of the curve later than this. Of `log`: only later lines."""
 

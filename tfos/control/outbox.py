@@ -18,7 +18,7 @@ _CHECK_S = 5.0
 
 
 class OrdersForgotten(Exception):
-    """A node lacks orders that are kept no more."""
+    """A node lacks orders that are no longer kept."""
 
 
 class Outbox:
@@ -62,12 +62,12 @@ class Outbox:
         """Yield the orders after `after` as they arrive; end when replaced, closed or inactive.
 
         Args:
-            number: of this stream; a higher one replaces it.
+            number: this stream's number; a higher one replaces it.
             after: sequence number of the last order that the node has.
             is_active: whether the caller still listens.
 
         Raises:
-            OrdersForgotten: the next order is kept no more.
+            OrdersForgotten: the next order is no longer kept.
         """
         while True:
             with self._changed:
@@ -83,8 +83,8 @@ class Outbox:
                     return
                 if place < 0:
                     raise OrdersForgotten(
-                        f"orders before {self._dropped + 1} are kept no more, and this node has "
-                        f"those up to {after} alone"
+                        f"orders before {self._dropped + 1} are no longer kept, but this node has "
+                        f"only those up to {after}"
                     )
                 order = self._orders[place]
             after += 1

@@ -37,7 +37,7 @@ def admitted(planned: PlannedNode, sender: NodeId, event: messages.Event) -> mes
     Args:
         planned: the node that the sender's certificate names.
         sender: its newest attempt.
-        event: as received; a failure record is returned without terminal escapes.
+        event: the event as received; a failure record is returned without terminal escapes.
 
     Raises:
         ControlRefused: this node may not report this event, or a failure of another node.

@@ -35,7 +35,7 @@ _TUPLE, _DICT, _INT, _ARRAY, _SCALAR = range(1, 6)
 _NUMPY_KINDS = "biufcSUMm"
 """Kinds of dtypes whose bytes are the whole value: no objects, no structures."""
 _DTYPE = re.compile(rf"[<>|][{_NUMPY_KINDS}]\d+(\[\d*[A-Za-zμ]+\])?")
-"""As numpy writes a dtype of these kinds. Of other texts it raises SyntaxError, among others."""
+"""A dtype of these kinds as numpy writes it. For other texts numpy raises SyntaxError or others."""
 _MAX_TEXT_CHARS = 2000
 _AS_THEY_ARE = frozenset({type(None), bool, float})
 _INT_LIMIT = 1 << 63
@@ -52,7 +52,7 @@ def encode(value: object, limit: int = MAX_RESULT_BYTES) -> bytes:
     """Return a return value as bytes; none for None.
 
     Args:
-        value: as main_fun has returned it. Of a keras.callbacks.History its `.history`.
+        value: what main_fun returned. For a keras.callbacks.History its `.history`.
         limit: bytes that it may have.
 
     Raises:
@@ -78,7 +78,7 @@ def decode(data: bytes) -> Any:
     """Return the value of `encode`'s bytes.
 
     Raises:
-        NoResultError: the bytes are no such value.
+        NoResultError: the bytes are not such a value.
     """
     if not data:
         return None
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Any:
         return msgspec.msgpack.decode(data, ext_hook=_unpacked)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise NoResultError(
-            f"a worker sent {len(data)} bytes that are no value: {error}"
+            f"a worker sent {len(data)} bytes that are not a value: {error}"
         ) from error
 
 
@@ -129,7 +129,7 @@ class _Packing:
         raise self._refusal(keys, value)
 
     def _ways_by_kind(self) -> tuple[tuple[Kinds, Callable[[Any, Keys], Any]], ...]:
-        """The first that fits is taken: numpy's float64 is a float as well."""
+        """Ways to pack a value; the first that fits counts: numpy's float64 is a float as well."""
         return (
             ((np.generic, np.ndarray), self._numpy),
             (int, self._int),
@@ -225,10 +225,10 @@ def _unpacked(code: int, data: memoryview) -> Any:
         raise ValueError(f"extension {code} is unknown")
     name, shape, content = parts
     if not _DTYPE.fullmatch(name):
-        raise ValueError(f"{name!r} is no dtype of an array that may travel")
+        raise ValueError(f"{name!r} is not a dtype of an array that may travel")
     dtype = np.dtype(name)
     if dtype.itemsize * math.prod(shape) != len(content):
-        raise ValueError(f"{len(content)} bytes are no array {shape} of dtype {dtype}")
+        raise ValueError(f"{len(content)} bytes are not an array {shape} of dtype {dtype}")
     if dtype.kind == "U":
         _check_text(content, dtype)
     array = np.ndarray(tuple(shape), dtype, content).copy()
@@ -236,15 +236,15 @@ def _unpacked(code: int, data: memoryview) -> Any:
 
 
 def _check_text(content: bytes, dtype: np.dtype[Any]) -> None:
-    """Refuse numbers that are no characters: numpy raises SystemError where it makes a str of one.
+    """Refuse numbers that are not characters: numpy raises SystemError if it makes a str of one.
 
     Args:
         content: the bytes of an array.
-        dtype: of the array, of kind U: four bytes a character.
+        dtype: the array's dtype, of kind U: four bytes a character.
     """
     largest = int(np.frombuffer(content, f"{dtype.str[0]}u4").max(initial=0))
     if largest > sys.maxunicode:
-        raise ValueError(f"{largest:#x} is no character, the last one is {sys.maxunicode:#x}")
+        raise ValueError(f"{largest:#x} is not a character, the last one is {sys.maxunicode:#x}")
 
 
 def _place(root: object, keys: Keys) -> str:

@@ -39,7 +39,7 @@ class ControlHandler(Protocol):
         """Act on an event, which may come again.
 
         Raises:
-            ControlRefused: this node may not make it.
+            ControlRefused: this node may not report it.
         """
 
     def on_log(self, batch: messages.LogBatch) -> None:
@@ -49,23 +49,23 @@ class ControlHandler(Protocol):
         """Return the JSON answer to an operator.
 
         Raises:
-            ControlRefused: nobody answers at this driver.
+            ControlRefused: this driver does not answer.
         """
 
     def on_stream_opened(self, node: NodeId, number: int) -> str:
         """Return why this attempt gets no orders; empty if it may have them.
 
         Args:
-            node: who subscribes, with its attempt.
-            number: of its stream; a higher one replaces it.
+            node: the node that subscribes, with its attempt.
+            number: its stream's number; a higher one replaces it.
         """
 
     def on_stream_closed(self, node: NodeId, number: int) -> None:
         """The node's order stream is closed, for any reason; it may have a newer one.
 
         Args:
-            node: whose stream it was, with its attempt.
-            number: of the stream.
+            node: the node whose stream it was, with its attempt.
+            number: the stream's number.
         """
 
 
@@ -75,7 +75,7 @@ class ControlServer:
     Args:
         handler: is called for each message.
         credentials: the driver's certificate and the cluster's authority.
-        num_nodes: of the cluster; sizes the thread pool.
+        num_nodes: number of nodes of the cluster; sizes the thread pool.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ControlServer:
         self._closed = False
 
     def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
-        """As TlsServer.start."""
+        """See TlsServer.start."""
         return self._server.start(host, ports)
 
     def send(self, node: NodeId, order: messages.Order) -> None:
@@ -102,7 +102,7 @@ class ControlServer:
 
         Args:
             node: the node, with its attempt.
-            order: what it shall do.
+            order: what it must do.
         """
         self._outbox(node).put(order)
 
@@ -152,7 +152,7 @@ class ControlServer:
         refusal = self._handler.on_stream_opened(message.node, number)
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        outbox = self._outbox(message.node)  # not before: a refused attempt is to leave none
+        outbox = self._outbox(message.node)  # not before: a refused attempt must leave none
         outbox.open_stream(number)
 
         def ended() -> None:

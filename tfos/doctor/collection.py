@@ -29,13 +29,13 @@ ERROR = "error"
 PLACE = "place"
 CHECKS_OF_ANY_PLACE = (PLACE, "python", "packages", "java", "ports", "names", "hdfs")
 CHECKS_OF_NODES = ("memory", "/dev/shm", "gpus", "kernels", "tensorflow")
-"""Where nodes will run."""
+"""Checks of places where nodes will run."""
 COMMAND_S = 20.0
 CONNECT_S = 5.0
 NAMES_S = 20.0
-"""For all names; one that has begun is waited for, as long as the resolver does."""
+"""Seconds for all names; a lookup that has begun is awaited as long as the resolver takes."""
 IMPORT_S = 90.0
-"""For TensorFlow's import, which takes a minute where each start compiles its modules."""
+"""Seconds for TensorFlow's import, which takes a minute if each start compiles its modules."""
 _HDFS_CALL_S = 10.0
 _HDFS_PATIENCE_S = 20.0
 _CONTENT = b"tfos doctor\n" * 1024
@@ -63,7 +63,7 @@ class CollectRequest:
     host: str = "127.0.0.1"
     """The driver's own name; an executor finds its own."""
     bound: str = ""
-    """Where servers of the driver listen; empty: at `host`."""
+    """Where servers of the driver listen; empty: on `host`."""
     driver: tuple[str, int] | None = None
     """Host and port where the driver accepts a connection."""
     names: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def visit(request: CollectRequest, rows: Iterator[Any]) -> Iterator[Facts]:
 
     Args:
         request: what to collect.
-        rows: of the task's partition, read to their end.
+        rows: rows of the task's partition, read to their end.
     """
     for _ in rows:
         pass
@@ -101,7 +101,7 @@ def look_at_clock(rows: Iterator[Any]) -> Iterator[float]:
     """Read the clock as a Spark task.
 
     Args:
-        rows: of the task's partition, read to their end.
+        rows: rows of the task's partition, read to their end.
     """
     for _ in rows:
         pass
@@ -150,7 +150,7 @@ def _java(_: CollectRequest) -> Facts:
         return {"program": program, "silent_s": COMMAND_S}
     match = _JAVA_VERSION.search(found.stderr)
     if match is None:
-        raise RuntimeError(f"{program} -version tells no version: {_last_line(found.stderr)}")
+        raise RuntimeError(f"{program} -version shows no version: {_last_line(found.stderr)}")
     return {"major": int(match[1]), "program": os.path.realpath(program)}
 
 
@@ -186,7 +186,7 @@ def _shared_memory(_: CollectRequest) -> Facts:
 
 
 def _gpus(_: CollectRequest) -> Facts:
-    """Return the GPUs of this host and who computes there; nothing if it has no nvidia-smi."""
+    """Return the GPUs of this host and their users; nothing if it has no nvidia-smi."""
     from tfos.node import gpus
 
     try:
@@ -209,7 +209,7 @@ def _ports(request: CollectRequest) -> Facts:
     from rpc.transport.listen import bound_tcp
 
     found = {}
-    # What the driver's host is called elsewhere may be no address that it can bind.
+    # The name of the driver's host elsewhere may not be an address that it can bind.
     own = _place(request)["host"] if request.is_executor else request.bound or request.host
     for host in dict.fromkeys(("127.0.0.1", own or "127.0.0.1")):
         with bound_tcp(host, 0, Limits()) as listener:
@@ -220,7 +220,7 @@ def _ports(request: CollectRequest) -> Facts:
 
 
 def _names(request: CollectRequest) -> Facts:
-    """Resolve the hosts of the others, and reach the driver at a port of any number."""
+    """Resolve the hosts of the others, and reach the driver at some port."""
     resolved: dict[str, str] = {}
     failed: dict[str, str] = {}
     untried: list[str] = []
@@ -274,7 +274,7 @@ def _kernels(_: CollectRequest) -> Facts:
 
 
 def _tensorflow(request: CollectRequest) -> Facts:
-    """Import it in a process of its own, as a node does, under a node's environment."""
+    """Import it in a separate process, as a node does, under a node's environment."""
     import importlib.util
 
     from tfos.node.bootstrap import node_env

@@ -42,7 +42,7 @@ from tfos.spark.jobs import reason_of
 
 DEFAULT_TIMEOUT_S = 120.0
 _SETTLE_S = 3.0
-"""Where nothing says how many executors there will be."""
+"""Seconds to wait if nothing says how many executors there will be."""
 _LOOK_S = 0.2
 _STOP_S = 30.0
 _MOST_NAMES = 16
@@ -63,13 +63,13 @@ class ExaminationRequest:
     """What to examine."""
 
     master: str = ""
-    """Spark's; empty: this host alone, without Spark."""
+    """Spark's master; empty: this host alone, without Spark."""
     conf: Mapping[str, str] = field(default_factory=dict)
     hdfs: str = ""
     """URL of an existing directory to write to; empty: none."""
     with_tensorflow: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """For each of: Spark's start, its executors, their answers."""
+    """Seconds for each of: Spark's start, its executors, their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class PlaceReport:
 
 
 Say = Callable[[str], object]
-"""Tells what is waited for."""
+"""Shows what is waited for."""
 
 
 def _silent(_text: str) -> None:
-    """Tell nothing."""
+    """Show nothing."""
 
 
 def examine(
@@ -104,12 +104,12 @@ def examine(
     """Examine all places; what cannot be reached is a finding.
 
     Args:
-        wanted: what.
+        wanted: what to examine.
         start_spark: makes the SparkContext; None: pyspark's.
-        say: told each step that may take long.
+        say: called with each step that may take long.
 
     Raises:
-        SettingsError: `wanted.hdfs` is no URL.
+        SettingsError: `wanted.hdfs` is not a URL.
     """
     with _fresh_directory(wanted.hdfs) as fresh:
         if not wanted.master:
@@ -128,7 +128,7 @@ class _FreshDirectory:
 
     parent: str
     location: Location | None = None
-    """None: there is none, and nothing is to be written."""
+    """Its place; None: there is none, and nothing is to be written."""
     failures: list[Finding] = field(default_factory=list)
 
     def file(self, name: str) -> str:
@@ -146,12 +146,12 @@ def _fresh_directory(parent: str) -> Iterator[_FreshDirectory]:
     try:
         files = filesystem_for(parent, _HDFS)
         if not files.status(parent).is_directory:
-            raise NotADirectoryError(f"{parent} is no directory")
+            raise NotADirectoryError(f"{parent} is not a directory")
         made = location.child(f"tfos-doctor-{secrets.token_hex(6)}")
         files.mkdirs(str(made))
         fresh.location = made
     except (OSError, FeedError) as error:
-        text = f"no directory could be made in {parent}: {error}"
+        text = f"no directory could be created in {parent}: {error}"
         unproved = isinstance(error, NotAuthenticated)
         fresh.failures.append(Finding("hdfs", Level.PROBLEM, text, _PROOF if unproved else _PARENT))
         yield fresh
@@ -180,7 +180,7 @@ def _url(text: str) -> Location:
         raise SettingsError(f"--hdfs: {error}") from error
     if "://" not in text or (location.scheme == LOCAL and not location.path.startswith("/")):
         raise SettingsError(
-            f"--hdfs {text!r} is no URL: name an existing directory, such as hdfs:///user/NAME."
+            f"--hdfs {text!r} is not a URL: name an existing directory, such as hdfs:///user/NAME."
         )
     return location
 
@@ -218,7 +218,7 @@ def _cluster(
         _add_reports(reports, sc, wanted, fresh, say)
     except Exception as error:  # noqa: BLE001 - a Spark that ends meanwhile fails in many ways
         text = f"the examination ended early: {reason_of(error)}"
-        step = "see whether the application was killed; the reason may be above, or in its log"
+        step = "check whether the application was killed; the reason may be above, or in its log"
         ended = Finding("spark", Level.PROBLEM, text, step)
         reports.append(PlaceReport("Spark", wanted.master, (ended,)))
     finally:
@@ -240,7 +240,7 @@ def _add_reports(
     offer, waited_s = _await_executors(sc, facts, wanted.timeout_s, say)
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
     reports.append(PlaceReport("Spark", facts.master, settings))
-    # On one host all is by loopback, and no name is looked up.
+    # On one host everything uses loopback, and no name is looked up.
     executor_hosts = [] if facts.loopback else [each.host for each in offer.executors]
     hosts = tuple(dict.fromkeys(host for host in executor_hosts if host))
     asked = replace(
@@ -278,12 +278,12 @@ def _add_reports(
 
 
 def some_of(hosts: Sequence[str], own: str, most: int) -> tuple[str, ...]:
-    """Return the hosts that come after one's own, in a ring: each host is one of somebody's.
+    """Return the hosts after one's own, in a ring: each host is resolved by another one.
 
     Args:
         hosts: all, each once.
-        own: the host that is to resolve the others.
-        most: how many there are at most.
+        own: the host that must resolve the others.
+        most: largest number of hosts.
     """
     at = hosts.index(own) + 1 if own in hosts else 0
     ring = (*hosts[at:], *hosts[:at])
@@ -308,7 +308,7 @@ def _executor_reports(visits: list[executors.Visit], driver: Facts) -> list[Plac
 
 
 def _number(executor: ExecutorSlots) -> tuple[int, str]:
-    """Return what sorts executors by their number; that of local mode has none."""
+    """Return a sort key of executors by number; that of local mode has none."""
     name = executor.executor_id
     return (int(name) if name.isdecimal() else 0, name)
 
@@ -363,8 +363,8 @@ def _no_spark(error: Exception, wanted: ExaminationRequest) -> Finding:
         return Finding("start", Level.PROBLEM, text, "pip install 'tfos[spark]'")
     if isinstance(error, CallTimeout):
         text = f"Spark did not start within {wanted.timeout_s:.0f} s"
-        step = "see whether the master answers and the queue has room; --timeout waits longer"
+        step = "check whether the master answers and the queue has room; --timeout waits longer"
         return Finding("start", Level.PROBLEM, text, step)
     text = f"Spark did not start: {reason_of(error)}"
-    step = f"its own words are above; see --master {wanted.master}, JAVA_HOME and HADOOP_CONF_DIR"
+    step = f"its own words are above; check --master {wanted.master}, JAVA_HOME and HADOOP_CONF_DIR"
     return Finding("start", Level.PROBLEM, text, step)

@@ -1,6 +1,6 @@
 """One short Spark job per executor: one that hangs or fails takes no other's answer with it.
 
-Covers: placing a task on an executor, waiting for all of them at once, what the two clocks tell.
+Covers: placing a task on an executor, waiting for all of them at once, what the two clocks show.
 Does not: know what is collected (tfos.doctor.collection).
 Runs in: the driver.
 Threads: one per job, 64 at most.
@@ -27,7 +27,7 @@ _IN_FLIGHT = 64
 
 @dataclass(slots=True)
 class Visit:
-    """What came of asking one executor."""
+    """Result of asking one executor."""
 
     executor: ExecutorSlots
     facts: Facts | None = None
@@ -67,7 +67,7 @@ def visit_all(
         sc: the SparkContext, used by nobody else.
         executors: all of them.
         request_to: what to collect, by the executor's id.
-        timeout_s: for all of them together.
+        timeout_s: seconds for all of them together.
     """
     from pyspark import cloudpickle
 
@@ -75,7 +75,7 @@ def visit_all(
     free = threading.Semaphore(_IN_FLIGHT)
     visits = [Visit(executor) for executor in executors]
     jobs: dict[str, SparkJob[Facts]] = {}
-    # An executor without tfos, or with another release, gets the driver's functions all the same.
+    # An executor without tfos, or with another release, still gets the driver's functions.
     cloudpickle.register_pickle_by_value(collection)
     try:
         for visit in visits:

@@ -22,12 +22,12 @@ from tfos.spark import executor_memory
 from tfos.spark.facts import SparkFacts
 
 MIN_JAVA = 17
-"""Of Spark 4."""
+"""Java that Spark 4 needs."""
 MIN_SHM_MIB = 65
-"""Containers have 64 MiB unless somebody asks for more."""
+"""More than the 64 MiB that containers have by default."""
 SKEW_WARNING_S = 5.0
 SKEW_PROBLEM_S = 300.0
-"""Kerberos refuses tickets from there on."""
+"""From here on Kerberos refuses tickets."""
 SLOW_IMPORT_S = 30.0
 _ONE_ENVIRONMENT = (
     "let driver and executors run one environment: set PYSPARK_PYTHON to the same on every host, "
@@ -36,7 +36,7 @@ _ONE_ENVIRONMENT = (
 
 
 class Level(enum.Enum):
-    """How grave a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -51,7 +51,7 @@ class Finding:
     level: Level
     text: str
     next_step: str = ""
-    """Empty: nothing is to be done, or the text says it."""
+    """What to do; empty: nothing, or the text says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Beside:
     """What a place's facts are compared with."""
 
     driver: Facts | None = None
-    """None: this is the driver."""
+    """The driver's facts; None: this is the driver."""
     nodes_on_host: int = 1
     """Nodes that the host of this place can be given at once; each may load TensorFlow."""
 
@@ -68,7 +68,7 @@ def of_place(facts: Facts, beside: Beside) -> list[Finding]:
     """Return the findings about one place, in the order of its facts.
 
     Args:
-        facts: as `collect` returned them.
+        facts: facts from `collect`.
         beside: what they are compared with.
     """
     found: list[Finding] = []
@@ -93,7 +93,7 @@ def of_silence(reason: str, executor_id: str, *, was_asked: bool = True) -> list
         was_asked: whether its turn came in time.
     """
     if not was_asked:
-        step = "see those that did not answer first; --timeout waits longer"
+        step = "check those that did not answer first; --timeout waits longer"
         return [Finding("answer", Level.PROBLEM, reason, step)]
     next_step = (
         f"read the log of executor {executor_id}; PYSPARK_PYTHON must start there, in the driver's "
@@ -106,7 +106,7 @@ def of_settings(facts: SparkFacts) -> list[Finding]:
     """Return what `reserve` will say about Spark's settings, and the memory that they give.
 
     Args:
-        facts: of the SparkContext.
+        facts: the SparkContext's facts.
     """
     found: list[Finding] = []
     try:
@@ -182,7 +182,7 @@ def _packages(fact: Facts, beside: Beside) -> Iterator[Finding]:
 
 def _java(fact: Facts, beside: Beside) -> Iterator[Finding]:
     if "silent_s" in fact:
-        text = f"{fact['program']} -version told nothing within {fact['silent_s']:.0f} s"
+        text = f"{fact['program']} -version did not answer within {fact['silent_s']:.0f} s"
         yield Finding("java", Level.WARNING, text, "run it there; the host or its disk is busy")
         return
     here = f"{fact['major']} {fact['program']}"
@@ -239,7 +239,7 @@ def _shared_memory(fact: Facts, _: Beside) -> Iterator[Finding]:
             "/dev/shm",
             Level.WARNING,
             f"processes of this host exchange rows and tensors by sockets: {fact['unshared']}",
-            "nothing is to be done unless feeding is the bottleneck",
+            "nothing to do unless feeding is the bottleneck",
         )
     size = f"{fact['free_mib']} of {fact['total_mib']} MiB free"
     if fact["is_writable"] and fact["free_mib"] >= MIN_SHM_MIB:
@@ -305,22 +305,22 @@ def _names(fact: Facts, _: Beside) -> Iterator[Finding]:
     for name in fact["misled"]:
         is_fine = False
         text = (
-            f"{name}, another host, is resolved to {fact['resolved'][name]} here: that is this host"
+            f"{name}, another host, resolves to {fact['resolved'][name]} here, which is this host"
         )
         yield Finding("names", Level.PROBLEM, text, names_step)
     if untried := fact["untried"]:
         is_fine = False
         others = f" and {len(untried) - 1} more" if len(untried) > 1 else ""
         text = f"no time was left to resolve {untried[0]}{others}: others took {NAMES_S:.0f} s"
-        slow_step = "see which name service this host asks (/etc/nsswitch.conf, /etc/resolv.conf)"
+        slow_step = "check which name service this host asks (/etc/nsswitch.conf, /etc/resolv.conf)"
         yield Finding("names", Level.WARNING, text, slow_step)
     if fact["unreached"]:
         is_fine = False
         yield Finding(
             "names",
             Level.PROBLEM,
-            f"the driver is not reached at {fact['driver']}: {fact['unreached']}",
-            "open the way from executors to ports of the driver, or set spark.driver.host to an "
+            f"the driver cannot be reached at {fact['driver']}: {fact['unreached']}",
+            "open ports of the driver to the executors, or set spark.driver.host to an "
             "address that they reach",
         )
     if is_fine:

@@ -17,7 +17,7 @@ from rpc.transport.listen import bound_tcp
 
 _END_S = 5.0
 _PAUSE_S = 0.05
-"""After a connection that was not accepted: without a free descriptor none is for a while."""
+"""Seconds to wait after a failed accept: without a free descriptor all fail for a while."""
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def open_probe_port(host: str) -> Iterator[int]:
         host: address of this host.
 
     Raises:
-        OSError: it is no address of this host.
+        OSError: it is not an address of this host.
     """
     with bound_tcp(host, 0, Limits()) as listener:
         is_over = threading.Event()

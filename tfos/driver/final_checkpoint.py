@@ -35,9 +35,9 @@ class FinalCheckpoint:
     """Saves the parameters of one cluster, at most once.
 
     Args:
-        directory: where; the servers and the driver see it under this path.
+        directory: directory or URL that the servers and the driver see under this path.
         coordinator: knows where the servers are.
-        credentials: of the data plane.
+        credentials: the data plane's credentials.
         console: shows where the checkpoint is, or why there is none.
     """
 
@@ -62,7 +62,7 @@ class FinalCheckpoint:
             return
         worker.join(timeout_s)
         if worker.is_alive():
-            reason = "it is still under way, and goes on while the servers stop"
+            reason = "it is still in progress, and goes on while the servers stop"
             self._warn(f" within {timeout_s:.1f} s: {reason}. {_MORE_TIME}")
 
     def _run(self, timeout_s: float) -> None:
@@ -94,7 +94,7 @@ class FinalCheckpoint:
             num_workers=workers,
             timeout_s=left_s * _DESCRIBE_SHARE,
             reconnect_s=left_s * _DESCRIBE_SHARE,
-            restore_s=0.0,  # nobody is left to whom it matters
+            restore_s=0.0,  # nobody is left who needs it
             open_storage=self._storages,
         ) as client:
             described = client.describe()

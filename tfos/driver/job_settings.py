@@ -34,12 +34,12 @@ _KNOWN = (
 def of_job(
     resources: RoleResources, inputs: Sequence[InputFiles] = (), output: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield the settings that say this; what is not stated is left out.
+    """Yield the settings that state these values; what is not stated is left out.
 
     Args:
-        resources: of the roles.
-        inputs: of the job.
-        output: of the job; empty: none.
+        resources: resources of the roles.
+        inputs: the job's inputs.
+        output: the job's output; empty: none.
     """
     for role, fields in _ROLE_FIELDS.items():
         asked = getattr(resources, role) or Resources()
@@ -62,8 +62,8 @@ def applied(
 
     Args:
         conf: Spark's settings.
-        resources: of the call.
-        config: of the call.
+        resources: the call's resources.
+        config: the call's config.
 
     Raises:
         SettingsError: a setting is unknown, or its value is refused.
@@ -99,7 +99,7 @@ def _role(role: str, found: Mapping[str, str]) -> Resources | None:
         if value is None:
             continue
         if field != "memory" and not value.isdigit():
-            raise SettingsError(f"{PREFIX}{role}.{field}={value}: allowed is a whole number.")
+            raise SettingsError(f"{PREFIX}{role}.{field}={value} must be a whole number.")
         stated[field] = value if field == "memory" else int(value)
     return Resources(**stated) if stated else None
 

@@ -29,7 +29,7 @@ class MainFunWait:
     """Waits for the workers of one cluster.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         console: where progress goes.
         is_fed: whether rows come by `train`, which has shown their training.
     """
@@ -40,7 +40,7 @@ class MainFunWait:
         self._is_fed = is_fed
         self._progress = TrainingProgress(None)
         self._epoch = 0
-        """The one that is shown, from 1; 0: none yet."""
+        """The epoch that is shown, from 1; 0: none yet."""
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
@@ -93,7 +93,7 @@ class MainFunWait:
         """Add what the workers report now; begin an epoch once all of them are in it.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             now_s: monotonic seconds.
         """
         known = [worker.progress for worker in state.workers]

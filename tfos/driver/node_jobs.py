@@ -1,6 +1,6 @@
 """Node jobs: the Spark jobs that start nodes, one per role, parameter servers first.
 
-Of parameter servers beside the driver (driver_ps_nodes) each has a thread in the place of a job.
+With driver_ps_nodes each parameter server has a thread in the driver instead of a job.
 
 Covers: bundles with each node's own keys, the jobs.
 Does not: run on executors (tfos.node.task), decide about nodes (tfos.control.state).
@@ -52,7 +52,7 @@ class NodeKeys:
         """Return what the task of one node receives.
 
         Args:
-            node: from the plan.
+            node: the node from the plan.
             settings: the same for all nodes.
             main_fun: the pickled function and its arguments.
         """
@@ -82,8 +82,8 @@ class NodeJobs:
     Args:
         sc: the SparkContext.
         coordinator: gets the failure when a job ends too early.
-        keys: of the nodes.
-        settings: of the nodes.
+        keys: keys of the nodes.
+        settings: settings of the nodes.
         places: executors and resource profiles of the nodes' tasks.
         on_cancel: called on a job's thread when somebody else has cancelled it under nodes that
             run, as pyspark does at Ctrl-C; stops the nodes, which live on without their tasks.
@@ -108,11 +108,11 @@ class NodeJobs:
         self._lock = threading.Lock()
         self._is_ended = False
         self._jobs: dict[SparkJob[list[Any]], tuple[PlannedNode, ...]] = {}
-        """With their nodes, in the order of their start."""
+        """The jobs with their nodes, in the order of their start."""
         self._main_fun = b""
         self._workers_hold_slots = True
         self._submit_as_user = _submit
-        """In the scheduler pool of the user's thread, also from another one."""
+        """Submits in the scheduler pool of the user's thread, from any thread."""
         coordinator.replace_by(self._restart_soon)
 
     def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
@@ -179,7 +179,7 @@ class NodeJobs:
         """Wait for the jobs of nodes that were told to stop, then cancel the rest by tag.
 
         Returns:
-            Whether every job ended by itself or by being cancelled.
+            Whether every job ended on its own or was cancelled.
         """
         with self._lock:
             self._is_ended = True

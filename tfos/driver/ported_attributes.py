@@ -1,6 +1,6 @@
 """Attributes of a cluster that TensorFlowOnSpark's programs read.
 
-Covers: cluster_info, cluster_meta, nodeRDD, server and their kind, as views of what tfos knows.
+Covers: cluster_info, cluster_meta, nodeRDD, server and similar ones, as views of what tfos knows.
 Does not: hand out keys, or change anything but by `server.stop()`.
 Runs in: the driver.      Threads: any.
 """
@@ -21,7 +21,7 @@ class ClusterServer:
     """The driver's control server, as far as programs use `cluster.server`.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:

@@ -22,8 +22,8 @@ from tfos.topology import Plan
 
 OPEN_SERVERS = (
     "ps='tensorflow': TensorFlow's servers have no login and no encryption, on every address of "
-    "their hosts. Who reaches their ports can run TensorFlow programs there: keep them behind a "
-    "firewall"
+    "their hosts. Anyone who can reach their ports can run TensorFlow programs there: keep them "
+    "behind a firewall"
 )
 """Warning of every cluster with TensorFlow's servers."""
 SERVERS_AT_DRIVER = (
@@ -34,7 +34,7 @@ SERVERS_AT_DRIVER = (
 """Warning of every cluster whose servers are beside the driver."""
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
-"""Of all copies of main_fun together: a quarter of Spark's default of spark.driver.memory."""
+"""Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
 RESERVED_QUEUES = ("output", "error")
 """Queue names of TensorFlowOnSpark that carry no fed rows."""
 VALIDATION_FEED = "validation"
@@ -79,7 +79,7 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
         conf: Spark's settings.
 
     Raises:
-        ConfigError: has the limit and what to set in its place.
+        ConfigError: has the limit and what to set instead.
     """
     limit = conf.get("spark.executor.pyspark.memory")
     if not limit or not executor_memory.mib(limit):
@@ -89,7 +89,7 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
     if each < ADDRESS_SPACE_MIB:
         raise ConfigError(
             f"spark.executor.pyspark.memory={limit} limits the address space (RLIMIT_AS) of every "
-            f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores); a "
+            f"Python worker and its children to {each:.0f} MiB ({limit} / {cores} cores). A "
             f"process with TensorFlow maps up to {ADDRESS_SPACE_MIB} MiB before any model, more "
             "with a GPU. Unset it and set "
             f"spark.executor.memoryOverhead={overhead_mib(cores)}m instead."
@@ -100,8 +100,8 @@ def notes(facts: SparkFacts, num_nodes: int = 1) -> list[str]:
     """Return what the user should know about this Spark, one line each.
 
     Args:
-        facts: of the SparkContext.
-        num_nodes: that Spark starts; of them an executor has as many as it has slots.
+        facts: the SparkContext's facts.
+        num_nodes: nodes that Spark starts; an executor has as many of them as it has slots.
     """
     lines = []
     if not facts.is_local and not facts.rpc_is_encrypted:
@@ -127,7 +127,7 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
     """Return that Spark ends a job at its first lost executor, before a restart counts; or "".
 
     Args:
-        facts: of the SparkContext.
+        facts: the SparkContext's facts.
         config: the cluster's.
         workers_hold_slots: whether a worker's task stays as long as its node.
     """
@@ -139,7 +139,7 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
     if not wanted:
         return ""
     return (
-        f"Restarts({', '.join(wanted)}) starts no node again whose executor is lost, since Spark "
+        f"Restarts({', '.join(wanted)}) restarts no node whose executor is lost, since Spark "
         "then fails the job of all nodes at once (spark.task.maxFailures=1): set "
         "spark.task.maxFailures to 2 or more, such as Spark's 4"
     )
@@ -149,22 +149,22 @@ def size_note(size_bytes: int, num_nodes: int) -> str:
     """Return that main_fun's copies may be too large for Spark's driver; "": they are not.
 
     Args:
-        size_bytes: of main_fun and its arguments, pickled.
-        num_nodes: that get a copy each.
+        size_bytes: size of main_fun and its arguments, pickled.
+        num_nodes: nodes that get a copy each.
     """
     if size_bytes * num_nodes < _LARGE_COPIES_BYTES:
         return ""
     size_mib = size_bytes / _MIB
     return (
         f"main_fun with its arguments is {size_mib:.0f} MiB, and the driver's Java gets a copy for "
-        f"each of {num_nodes} nodes, {size_mib * num_nodes:.0f} MiB in all: pass the path of a "
+        f"each of {num_nodes} nodes, {size_mib * num_nodes:.0f} MiB in all. Pass the path of a "
         "file that main_fun reads (ClusterConfig(inputs=...) and ctx.inputs bring it to every "
-        "worker), or raise spark.driver.memory and, above 128 MiB, spark.rpc.message.maxSize"
+        "worker). Or raise spark.driver.memory and, above 128 MiB, spark.rpc.message.maxSize"
     )
 
 
 def check_servers(plan: Plan, config: ClusterConfig) -> None:
-    """Refuse settings that nobody can follow where TensorFlow's servers or strategies train.
+    """Refuse settings that have no effect where TensorFlow's servers or strategies train.
 
     Args:
         plan: the nodes.
@@ -198,7 +198,7 @@ def placed_outputs(
     Args:
         config: the cluster's, as the user gave it.
         tensorboard: the user's, too.
-        facts: of the driver.
+        facts: the driver's facts.
 
     Raises:
         SettingsError: a directory is refused, or its files would be lost.
@@ -220,11 +220,11 @@ def placed_outputs(
 
 
 def outputs(config: ClusterConfig, tensorboard: TensorBoardConfig) -> dict[str, str]:
-    """Return the directories that a cluster writes to, by what is written there.
+    """Return the directories that a cluster writes to, by what it writes there.
 
     Args:
-        config: with placed directories.
-        tensorboard: with a placed directory.
+        config: the cluster's, with placed directories.
+        tensorboard: the user's, with a placed directory.
     """
     saves = config.checkpoints
     found = {
@@ -240,7 +240,7 @@ def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
     """Return the names of feeds among TensorFlowOnSpark's `queues`, and that of validation.
 
     Raises:
-        SettingsError: no name is left, or one is no usable name.
+        SettingsError: no name is left, or one is not a usable name.
     """
     if isinstance(queues, str):
         raise SettingsError(f"queues must be a list of names, got the str {queues!r}.")
@@ -291,7 +291,7 @@ def check_batch_size(args: object) -> None:
     """Refuse `batch_size` 0 in main_fun's arguments, before any node starts.
 
     Args:
-        args: of main_fun; looked into if it is a mapping or has attributes, as argparse's.
+        args: main_fun's arguments; looked into if it is a mapping or has attributes, as argparse's.
 
     Raises:
         SettingsError: no batch can be made.
@@ -313,7 +313,7 @@ def check_epochs(num_epochs: object) -> int:
 
 
 def check_shuffle(seed: object, shuffle_rows: object) -> None:
-    """Refuse a seed that is none, and windows without one.
+    """Refuse an invalid seed, and windows without a seed.
 
     Args:
         seed: an int, or None.
@@ -330,19 +330,19 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
 
 
 def check_no_feed(feed_timeout: object, qname: object) -> None:
-    """Refuse what a saved model, which answers without a feed, would not hold.
+    """Refuse arguments that a saved model, which needs no feed, would not obey.
 
     Args:
-        feed_timeout: of `inference`.
-        qname: of `inference`.
+        feed_timeout: argument of `inference`.
+        qname: argument of `inference`.
 
     Raises:
         SettingsError: one of them is not the default.
     """
     if (feed_timeout, qname) != (600, "input"):
         raise SettingsError(
-            f"feed_timeout={feed_timeout!r}, qname={qname!r} beside model=: Spark's own tasks "
-            "answer, without a feed and its limit; leave both out"
+            f"feed_timeout={feed_timeout!r}, qname={qname!r} with model=: Spark's own tasks "
+            "compute the results, without a feed and its limit; leave both out"
         )
 
 
@@ -350,8 +350,8 @@ def check_timeout(name: str, value: object) -> float:
     """Return a positive number of seconds.
 
     Args:
-        name: of the argument, for messages.
-        value: as the user gave it.
+        name: the argument's name, for messages.
+        value: the user's value.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")

@@ -89,15 +89,15 @@ class Reservation:
     coordinator: Coordinator
     keys: NodeKeys
     credentials: Credentials
-    """The driver's own, of the data plane."""
+    """The driver's own credentials of the data plane."""
     feeder_credentials: Credentials
-    """Of the data plane, for feed tasks: with TLS their certificate is for no other role."""
+    """Credentials of the data plane for feed tasks: with TLS valid for no other role."""
     workers_hold_slots: bool
     places: NodePlaces
     listens_at: str
     """Address and port of the control server, where nodes' connections have to arrive."""
     job: Job
-    """As the user's other processes see it."""
+    """The job as the user's other processes see it."""
     metrics: ClusterPage | None = None
     page: JobPage | None = None
 
@@ -151,7 +151,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         SettingsError: the request or Spark's settings cannot work.
         NotEnoughSlots: the cluster does not fit.
         ControlError: the control server cannot listen.
-        PhaseError: it was cancelled.
+        PhaseError: the reservation was cancelled.
     """
     config, plan = request.config, request.plan
     mode, feeds = _checked(request)
@@ -171,7 +171,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         metrics = ClusterPage(coordinator, cluster_id)
         served = doors.open_metrics(coordinator, metrics, *request.metrics, console)
         job = Job(coordinator, doors.job_info(cluster_id, facts))
-        # Before the slots are there, so that `tfos status` tells what a job waits for.
+        # Before the slots are there, so that `tfos status` shows what a job waits for.
         page = doors.open_doors(
             job, request.page, metrics.render, address.near, authority.node(OPERATOR_NAME), console
         )
@@ -205,10 +205,10 @@ class _Address(NamedTuple):
     """Address of the control server, each as `host:port`."""
 
     told: str
-    """For nodes."""
+    """The address that nodes connect to."""
     bound: str
     near: str
-    """For this host's own processes."""
+    """The address for processes of this host."""
 
 
 def _listen(
@@ -223,7 +223,7 @@ def _listen(
 
 
 def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.SparkFacts]:
-    """Return the SparkContext and its settings, with which a cluster can work.
+    """Return the SparkContext and its settings, which suit a cluster.
 
     From here on Ctrl-C is the program's alone.
     """

@@ -32,12 +32,12 @@ class ResultCalls:
         Complete once every main_fun has returned, so usually after `shutdown()` or the `with`
         block. A value is None, a number, text, bytes, a numpy array, a list, tuple or dict of
         these, or a Keras History (its `.history`), of at most 1 MiB per worker. Servers run no
-        main_fun and are not in the list, nor is the evaluator. Of a worker that was started again
+        main_fun and are not in the list, nor is the evaluator. For a worker that was started again
         it is the last attempt's value.
 
         Args:
-            default: stands in the place of a value that is not there, for whatever reason; without
-                it such a value is an error.
+            default: replaces a value that is missing, for whatever reason; without it a missing
+                    value is an error.
 
         Raises:
             NoResultError: a worker still runs main_fun, failed, was lost or stopped, or returned
@@ -59,7 +59,7 @@ class ResultCalls:
         if reasons and default is ...:
             raise NoResultError(
                 f"results() lacks {len(reasons)} of {len(found)} values: {'; '.join(reasons)}. "
-                "results(default=None) returns the others, with None in the place of these"
+                "results(default=None) returns the others, with None for the missing ones"
             ) from coordinator.error()
         return [default if text else return_values.decode(data) for data, text in found]
 
@@ -88,7 +88,7 @@ class ResultCalls:
         """Return metrics, seconds and steps of every epoch of `fit` so far, the newest 10,000.
 
         In any input mode and for streams, where each micro-batch is an epoch; the handle that
-        `stream` returns has that stream's part. Of a distributed
+        `stream` returns has that stream's part. For a distributed
         model they are those of all workers. One that is not distributed has a history if its `fit`
         has `ctx.callbacks()`: the chief's own. `train` returns its part of it.
         """
@@ -103,13 +103,13 @@ class ResultCalls:
     def best_checkpoint(self) -> BestCheckpoint:
         """Return the best checkpoint so far by the metric of `Checkpoints(keep_best=…)`.
 
-        Of a run that was resumed also the best of the runs before it. It stays available after the
+        For a resumed run also the best of the runs before it. It stays available after the
         cluster has ended.
 
         Raises:
             SettingsError: the cluster was made without `keep_best`.
-            CheckpointError: no epoch has ended, or none had the metric; the text has those there
-                were.
+            CheckpointError: no epoch has ended, or none had the metric; the text lists the metrics
+                    that there were.
         """
         plan = self._reserved.config.checkpoints
         if plan is None or plan.keep_best is None:

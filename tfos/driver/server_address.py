@@ -23,13 +23,13 @@ _MOST = 65535
 
 
 def wanted_ports(environment: Mapping[str, str]) -> Sequence[int]:
-    """Return the ports to try in this order: 0 alone is any.
+    """Return the ports to try, in this order; a single 0 means any port.
 
     Args:
         environment: TFOS_SERVER_PORT is a port, or a first and a last one: "9997-9999".
 
     Raises:
-        SettingsError: it is neither.
+        SettingsError: it is neither a port nor a range.
     """
     text = environment.get(PORT_VARIABLE, "").strip()
     if not text:
@@ -38,7 +38,7 @@ def wanted_ports(environment: Mapping[str, str]) -> Sequence[int]:
     ends = (first.strip(), last.strip() if dash else first.strip())
     if not all(end.isdecimal() and 0 < int(end) <= _MOST for end in ends):
         raise SettingsError(
-            f"{PORT_VARIABLE}={text!r} is no port from 1 to {_MOST} and no range such as 9997-9999"
+            f"{PORT_VARIABLE}={text!r} is not a port from 1 to {_MOST} or a range such as 9997-9999"
         )
     ports = range(int(ends[0]), int(ends[1]) + 1)
     if not ports:
@@ -50,9 +50,9 @@ class ServerHost(NamedTuple):
     """Host of a server in the driver, without brackets."""
 
     told: str
-    """That nodes are told."""
+    """The host that nodes connect to."""
     bound: str
-    """That the server listens at."""
+    """The host that the server listens on."""
 
 
 def server_host(environment: Mapping[str, str], facts: SparkFacts) -> ServerHost:
@@ -73,10 +73,10 @@ def server_host(environment: Mapping[str, str], facts: SparkFacts) -> ServerHost
 def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> None:
     """Refuse parameter servers beside the driver at an address that is not this host's own.
 
-    They listen where nodes are told to come: a way that leads there ends at the control server.
+    They listen on the address that nodes connect to; forwarding ends at the control server.
 
     Args:
-        environment: see `server_host`; SPARK_LOCAL_IP takes its place for servers.
+        environment: see `server_host`; for servers SPARK_LOCAL_IP replaces it.
         facts: Spark's settings.
 
     Raises:
@@ -88,14 +88,14 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
     if is_named and not (facts.loopback or has_own or _address_here(wanted)):
         raise SettingsError(
             f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
-            "driver listen at that address, which is none of this host that others reach. Name an "
+            "driver listen at that address, which is not a reachable address of this host. Name an "
             "address of this host's own (127.0.0.1 where all executors run here), or leave "
             "driver_ps_nodes out: they run on executors then"
         )
 
 
 def _address_here(host: str) -> str:
-    """Return the address of this host that is meant; empty: one that only leads to it."""
+    """Return the address of this host that is meant; empty: one that is only forwarded to it."""
     try:
         family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -29,7 +29,7 @@ def shown_wait(
     """Return whether the state was reached in time.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         console: where the lines go.
         is_over: the condition on the cluster's state.
         timeout_s: seconds.

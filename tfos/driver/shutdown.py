@@ -36,12 +36,12 @@ _FORCE_S = 2.0
 _ORDERLY_S = 5.0
 """Grace of a node's child after main_fun has returned, for exit handlers; grace_secs extends it."""
 _LAST_LINES_S = 2.0
-"""How long the screen may take the last lines; what comes behind them, as a traceback, waits."""
+"""How long the screen may take the last lines; what comes after them, as a traceback, waits."""
 _WORKERS_SHARE = 0.6
 """Part of abort_s in which workers end before the servers are stopped anyway; longer by what their
 grace needs."""
 _KILL_S = 1.0
-"""For the end of a worker whose grace is over."""
+"""Seconds for the end of a worker whose grace is over."""
 _STOP_SHARE = 0.2
 """Part of abort_s that a last save leaves for the stop of the servers."""
 _SERVERS_SHARE = 0.7
@@ -52,7 +52,7 @@ class Shutdown:
     """Ends one cluster.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         config: timeouts, and what is saved.
         console: where progress goes.
         credentials: the data plane's secret, for the final checkpoint.

@@ -16,7 +16,7 @@ from tfos.phases import ClusterPhase, require
 
 
 def start_nodes(reserved: Reservation, ending: Shutdown, main_fun: bytes) -> None:
-    """Return once main_fun runs on every worker; what fails on the way ends the cluster.
+    """Return once main_fun runs on every worker; a failure before that ends the cluster.
 
     Args:
         reserved: the cluster's slots, keys and control plane.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ELEMENT = {"float32": "float", "float64": "double"}
 _ID_TYPES = ("tinyint", "smallint", "int", "bigint", "string", "binary")
 _SERVE_S = 60.0
-"""For servers that are started again; as long as for an answer of one that serves."""
+"""Seconds for servers that are started again; as long as for an answer of a running one."""
 _logger = logging.getLogger("tfos")
 
 
@@ -62,13 +62,13 @@ class TableCalls:
             [*shape of the ids, dim]; an id without a row has the table's `unseen` vector.
 
         Raises:
-            IdError: ids that are no integers, out of range, or strings for a table of integers.
+            IdError: ids that are not integers, out of range, or strings for a table of integers.
             ManifestMismatch: there is no such table.
             NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
-                started again.
+            RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
+                    restarting.
         """
         import numpy as np
 
@@ -86,9 +86,9 @@ class TableCalls:
         """Return a table as a DataFrame (id bigint, row array<float> or array<double>).
 
         Lazy: each action, in this thread, reads the rows that the servers hold then, so the
-        cluster must run; after a server has been started again elsewhere, call this anew. A task
-        per server reads its rows; none passes through the driver. Where rows are evicted meanwhile,
-        an id may come twice. A task whose server is started again under its hands fails, and Spark
+        cluster must run; after a server has been started again elsewhere, call this again. A task
+        per server reads its rows; none passes through the driver. If rows are evicted meanwhile,
+        an id may come twice. A task whose server is started again while it reads fails, and Spark
         runs it again; with `local[n]` or spark.task.maxFailures=1 it fails the action, which you
         repeat. Ids above 2^63 - 1 are the signed numbers with the same bits.
 
@@ -100,8 +100,8 @@ class TableCalls:
             NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
-                started again.
+            RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
+                    restarting.
         """
         from pyspark.sql import SparkSession
 
@@ -120,8 +120,8 @@ class TableCalls:
     def load_rows(self, table: str, frame: DataFrame) -> int:
         """Create rows of a table from a DataFrame: its tasks bring them to the servers.
 
-        Call it when the workers wait for what comes next, such as `train`: an id that has a row
-        keeps it, also one that was trained meanwhile. So what is loaded twice changes nothing more.
+        Call it while the workers wait, for example for `train`: an id that has a row keeps it, also
+        one that was trained meanwhile. So loading rows a second time changes nothing.
         New rows have the rule's initial slots, and are in every later checkpoint. With checkpoints
         the chief saves them before this returns; a warning says if it did not, as between the
         batches of a stream.
@@ -132,16 +132,16 @@ class TableCalls:
                 row (array<float>; array<double> for a table of float64).
 
         Returns:
-            Number of new rows; fewer than the frame has where ids had a row or come twice. At
-            least so many are: rows whose answer was lost with its connection are not counted.
+            Number of new rows; fewer than the frame has if ids had a row or come twice. It is a
+                lower bound: rows whose answer was lost with its connection are not counted.
 
         Raises:
             ManifestMismatch: there is no such table.
             NodeFailedError: a node failed; its own traceback is the cause.
             NoServersError: the cluster has no parameter servers.
             PhaseError: the cluster does not run.
-            RequestTimeout: the servers hold no parameters yet, or do not answer, also one that is
-                started again.
+            RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
+                    restarting.
             ServerPhaseError: a server was started again meanwhile, from a checkpoint without the
                 rows; call it again.
             SettingsError: the frame has other columns or types.
@@ -162,7 +162,7 @@ class TableCalls:
             with ExitStack() as stack:
                 _check_held(table, starts, _starts(self._client("load_rows()", stack)))
         _logger.info(
-            "table %r: %d rows loaded of %d that the DataFrame has", table, added or 0, given or 0
+            "table %r: loaded %d of the DataFrame's %d rows", table, added or 0, given or 0
         )
         return int(added or 0)
 
@@ -170,20 +170,20 @@ class TableCalls:
         """Have the chief save loaded rows; say so if it does not."""
         plan = self._reserved.config.checkpoints
         if plan is None:
-            return  # nobody starts a server again
+            return  # no server is started again
         save = functools.partial(self._reserved.job.save, plan.timeout_s)
         saved = InterruptibleCall("tfos-load_rows()", save).result()
         if not saved.is_done:
             _logger.warning(
-                "table %r: its rows are loaded, and in no checkpoint yet: %s. A server that is "
-                "started again before the next save lacks them, and load_rows brings them again",
+                "table %r: its rows are loaded, but not in a checkpoint yet: %s. A server that is "
+                "started again before the next save lacks them; then call load_rows again",
                 table,
                 saved.text,
             )
 
     @contextlib.contextmanager
     def _of_one_failure(self) -> Iterator[None]:
-        """Raise the failure of a node in the place of what the block raises because of it."""
+        """Raise the failure of a node instead of what the block raises because of it."""
         with self._ending.raising():
             try:
                 yield
@@ -222,8 +222,8 @@ def _check_columns(frame: DataFrame, spec: TableSpec) -> None:
     found = dict(frame.dtypes)
     if spec.id_source == "integers" and found.get("id") in ("string", "binary"):
         raise SettingsError(
-            f"table {spec.name!r} was trained with integers as ids, the DataFrame's id is "
-            f"{found['id']}, and nobody would look its rows up; cast it: "
+            f"table {spec.name!r} was trained with integer ids, but the DataFrame's id is "
+            f"{found['id']}, so its rows would never be looked up; cast it: "
             "df.selectExpr('cast(id as bigint) as id', 'row')"
         )
     row = f"array<{_ELEMENT[spec.dtype]}>"
@@ -231,7 +231,7 @@ def _check_columns(frame: DataFrame, spec: TableSpec) -> None:
         return
     got = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
     raise SettingsError(
-        f"table {spec.name!r} takes the columns id ({', '.join(_ID_TYPES)}) and row {row}, the "
+        f"table {spec.name!r} takes the columns id ({', '.join(_ID_TYPES)}) and row {row}; the "
         f"DataFrame has {got}; select and cast them: df.selectExpr('… as id', 'cast(… as {row}) as "
         "row')"
     )
@@ -274,9 +274,9 @@ def _check_held(table: str, before: dict[int, int], now: dict[int, int]) -> None
     """Refuse to count rows as loaded that a server has lost.
 
     Args:
-        table: that they are of.
+        table: table of the rows.
         before: which start of each server was there when the load began.
-        now: which is there behind it.
+        now: which start is there after the load.
     """
     changed = [rank for rank in before if now.get(rank) != before[rank]]
     if changed:
@@ -284,8 +284,8 @@ def _check_held(table: str, before: dict[int, int], now: dict[int, int]) -> None
             f"ps:{rank} (start {before[rank]}, now {now.get(rank)})" for rank in changed
         )
         raise ServerPhaseError(
-            f"{names} was started again while rows were loaded into table {table!r}, and has those "
-            "of its checkpoint only. Call load_rows again: rows that are there stay as they are",
+            f"{names} was started again while rows were loaded into table {table!r}, and has only "
+            "those of its checkpoint. Call load_rows again: rows that are there stay as they are",
             {"table": table, "servers": ",".join(map(str, changed))},
         )
 

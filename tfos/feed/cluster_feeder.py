@@ -2,7 +2,7 @@
 
 Covers: train(), micro-batches and inference() below the public API; the epochs that a resumed run
 leaves out; validation after each epoch; what users are told of epochs.
-Does not: feed an epoch (tfos.feed.epoch_feeder), know what is fed (tfos.feed.sources).
+leaves out; validation after each epoch; what users read about epochs.
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds; each feed has one call at a time.
 """
@@ -37,10 +37,10 @@ class ClusterFeeder:
     """Feeds the workers of one cluster.
 
     Args:
-        cluster_id: of the cluster.
-        epochs: feeds one epoch after another.
-        watch: of the cluster.
-        coordinator: of the cluster.
+        cluster_id: the cluster's id.
+        epochs: feeds the epochs, one after another.
+        watch: the cluster's watch.
+        coordinator: the cluster's coordinator.
         config: how rows travel.
         console: where progress goes.
     """
@@ -102,7 +102,7 @@ class ClusterFeeder:
                     progress.add(self._watch.sample(feed))
                     done.append(report)
                     self._console.progress(final_line(report, progress), final=True)
-                    # A worker tells of its end some time after it: an epoch may be fed until then.
+                    # A worker reports its end some time after it: an epoch may be fed until then.
                     is_left_out = not report.trained_rows and self._is_terminated(feed)
                     if is_left_out and trained > first:
                         self._tell_unfed(trained, request)
@@ -125,7 +125,7 @@ class ClusterFeeder:
     def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
         """Wait until the chief has restored; return how many epochs of this call are trained.
 
-        The interrupted run had trained them, which is told.
+        The interrupted run had trained them, which a line reports.
         """
         plan, feed, num_epochs = self._config.checkpoints, request.feed, request.num_epochs
         if plan is None or not plan.resume:
@@ -135,7 +135,7 @@ class ClusterFeeder:
             return answer_to(state, "", 0) is not None or not state.awaited()
 
         stall_s = chief_limit_s(plan, request.feed_timeout_s)
-        # Until then the chief restores. One whose workers have the parameters tells so at once.
+        # Until then the chief restores. A chief whose workers have the parameters reports at once.
         self._watch.until(is_known, call, progress, stall_s=stall_s, of_chief=True)
         if not plan.resumes_epochs or request.is_interval:
             return 0
@@ -172,17 +172,17 @@ class ClusterFeeder:
         return self._coordinator.read(lambda state: state.is_terminated(feed))
 
     def _tell_unfed(self, number: int, request: FeedRequest, *, is_fed: bool = True) -> None:
-        """Tell why epochs are left.
+        """Tell why epochs were not fed.
 
         Args:
-            number: of those that were trained.
-            request: of the call.
+            number: number of epochs that were trained.
+            request: the call's request.
             is_fed: whether the call has fed an epoch.
         """
         feed, num_epochs = request.feed, request.num_epochs
         after = f"after {number} of {num_epochs} epochs of {feed!r}: the rest was not fed"
         if self._coordinator.read(lambda state: state.training_stop):
-            self._console.line(f"the training was stopped, as it was asked to, {after}")
+            self._console.line(f"the training was stopped on request {after}")
         elif not self._is_terminated(feed):
             self._console.warn(
                 f"main_fun has returned on every worker {after}; to train them, it must read the "
@@ -203,8 +203,8 @@ class ClusterFeeder:
         """Name what a user may have overlooked: no rows, or rows that nobody trained.
 
         Args:
-            report: of the epoch.
-            what: it is, for the user.
+            report: the epoch's report.
+            what: what the epoch is, for the user.
         """
         if not report.fed_rows:
             self._console.warn(f"{what}: the data has no rows, so nothing was trained")
@@ -212,7 +212,7 @@ class ClusterFeeder:
         untold = report.dropped_rows - report.skipped_rows  # of the others, _without_poison
         if untold and self._coordinator.read(lambda state: state.training_stop):
             self._console.line(
-                f"{what}: {untold} of {report.fed_rows} rows came after the stop that was asked for"
+                f"{what}: {untold} of {report.fed_rows} rows came after the requested stop"
             )
         elif untold:
             ended = self._coordinator.read(lambda state: not state.training())

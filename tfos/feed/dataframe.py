@@ -39,7 +39,7 @@ class ArrowTask:
         """Feed all batches of this partition.
 
         Raises:
-            FeedError: as the task.
+            FeedError: as from the task.
         """
         import pyarrow as pa
         from pyspark import TaskContext
@@ -89,7 +89,7 @@ class FrameSource:
         self._fills = dataframe_columns.fills(leaves, request.nulls)
 
     def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
-        """As FeedSource."""
+        """See FeedSource."""
         packer = functools.partial(ArrowPacker, names=self._names, fills=self._fills)
         arrow_task = ArrowTask(dataclasses.replace(task, packer=packer))
         fed = self._query().mapInArrow(arrow_task, REPORT_SCHEMA)
@@ -119,11 +119,11 @@ def with_plain_names(frame: Any) -> Any:
 
 
 def chosen(frame: Any, names: Sequence[str]) -> Any:
-    """Return the DataFrame of some columns; others may have the same names but for their case.
+    """Return the DataFrame of some columns; others may have the same names in another case.
 
     Args:
         frame: a classic DataFrame.
-        names: of columns that it has once each.
+        names: names of columns that it has once each.
     """
     plain = with_plain_names(frame)
     positions = dataframe_columns.positions_of(frame.columns, names)
@@ -134,7 +134,7 @@ def check_classic(frame: Any) -> None:
     """Refuse a DataFrame of Spark Connect.
 
     Raises:
-        SettingsError: it is one.
+        SettingsError: it is a DataFrame of Spark Connect.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
@@ -147,14 +147,14 @@ def check_fed(frame: Any) -> None:
     """Refuse a DataFrame that is fed by no job: one of Spark Connect, or a stream.
 
     Raises:
-        SettingsError: it is one of these.
+        SettingsError: it is a stream or of Spark Connect.
     """
     check_classic(frame)
     if getattr(frame, "isStreaming", False):
         raise SettingsError(
             "a streaming DataFrame has no end; train it by cluster.stream(df, checkpoint_location) "
             "or by df.writeStream.foreachBatch(cluster.train_batch). An estimator takes spark.read "
-            "in the place of spark.readStream."
+            "instead of spark.readStream."
         )
 
 

@@ -36,7 +36,7 @@ ROUNDED_TIMES = (
     "which rounds the microseconds since 1970 of a timestamp; make a column of what counts in it: "
     "F.hour(name), F.dayofweek(name), or seconds since a start"
 )
-"""Behind the dtype that rounds them, and what to do."""
+"""The text after the dtype that rounds them, with what to do."""
 _SCALARS = {*_NUMBERS, *_TEXTS, "boolean", "binary", "date", *MICROSECONDS}
 _REMEDIES = {
     "map": "select values from it: F.col(name)['key']",
@@ -97,7 +97,7 @@ def positions_of(names: Sequence[str], asked: Sequence[str], what: str = "") -> 
         what: the user's name of the argument that names them; "": columns=.
 
     Raises:
-        SettingsError: a column is missing, or the DataFrame has two of that name.
+        SettingsError: a column is missing, or the DataFrame has several of that name.
     """
     for name in asked:
         if (count := names.count(name)) != 1:
@@ -113,11 +113,11 @@ def check_plain(name: str, kind: Any) -> None:
     """Refuse a struct where a column fills one place: its fields are several.
 
     Args:
-        name: of the column.
+        name: the column's name.
         kind: its type.
 
     Raises:
-        SettingsError: it is a struct.
+        SettingsError: the column is a struct.
     """
     if kind.typeName() == "struct":
         raise SettingsError(
@@ -131,16 +131,16 @@ def check_ids(leaf: Leaf, dtype: str) -> None:
 
     Args:
         leaf: the column.
-        dtype: of the model's input.
+        dtype: dtype of the model's input.
 
     Raises:
-        SettingsError: it has floats or decimals.
+        SettingsError: the column has floats or decimals.
     """
     if leaf.kind in _ROUNDED:
         raise SettingsError(
             f"feature column {leaf}: the model takes ids of {dtype} there, and {leaf.kind} columns "
-            "reach a model as floats, which have no odd number above 2^24 or 2^53. Make a column "
-            "of long from what the ids were first: F.col(name).cast('long')"
+            "reach a model as floats, which have no odd numbers above 2^24 or 2^53. Make a column "
+            "of long from the original ids: F.col(name).cast('long')"
         )
 
 
@@ -149,10 +149,10 @@ def check_times(leaf: Leaf, dtype: str) -> None:
 
     Args:
         leaf: the column.
-        dtype: of the model's input.
+        dtype: dtype of the model's input.
 
     Raises:
-        SettingsError: it has timestamps, and the input takes floats.
+        SettingsError: the column has timestamps, and the input takes floats.
     """
     if leaf.kind in MICROSECONDS and dtype.startswith(("float", "bfloat")):
         raise SettingsError(
@@ -330,6 +330,6 @@ def quoted(name: str) -> str:
     """Return a column's name as Spark takes it, dots and backticks included.
 
     Args:
-        name: as the DataFrame has it.
+        name: the name in the DataFrame.
     """
     return "`" + name.replace("`", "``") + "`"

@@ -73,8 +73,8 @@ def result_columns(output: Any, given: Sequence[str]) -> Any:
     for field in columns.fields:
         if field.name.lower() in taken:
             raise SettingsError(
-                f"output= has a column {field.name!r}, and the DataFrame has one already: "
-                f"{list(given)}; name it otherwise"
+                f"output= has a column {field.name!r}, but the DataFrame has one already: "
+                f"{list(given)}; choose another name"
             )
         taken.add(field.name.lower())
     if not columns.fields:
@@ -164,7 +164,7 @@ def with_results(frame: Any, positions: Sequence[int], results: Any, task: Resul
 
     Args:
         frame: a classic DataFrame.
-        positions: of the columns that the task is given.
+        positions: positions of the columns that the task is given.
         results: the result columns as a StructType.
         task: runs in Spark's tasks.
     """

@@ -1,7 +1,7 @@
 """Entry of train() and inference(): checks first, then the cluster's feeder; loads numpy late.
 
 Covers: the bodies of TFCluster.train and inference; refusing a cluster that takes no rows, a feed
-that it does not have, a phase without feeds, a batch of a stream in the place of an epoch; the wait
+that it does not have, a phase without feeds, a batch of a stream instead of an epoch; the wait
 for the end of a feed.
 Does not: feed (tfos.feed.cluster_feeder).
 Runs in: the driver.      Threads: any; `_making` guards the one object that feeds.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class FeedService:
-    """Takes the calls of one cluster to what feeds its workers.
+    """Passes the calls of one cluster to its feeder.
 
     Args:
         reserved: the cluster.
-        ending: what raises the cluster's failure.
+        ending: raises the cluster's failure.
     """
 
     def __init__(self, reserved: Reservation, ending: Shutdown) -> None:
@@ -51,7 +51,7 @@ class FeedService:
         Raises:
             SettingsError: an argument, the cluster's input mode or the calling thread does not fit.
             NodeFailedError: the cluster has failed.
-            PhaseError: it does not run.
+            PhaseError: the cluster does not run.
         """
         epochs = preflight.check_epochs(request.num_epochs)
         cancel = CancelToken()
@@ -97,7 +97,7 @@ class FeedService:
             feeder = self._open("train_batch()", request)
             return feeder.train_batch(request, batch, lambda: cancel.is_set)
 
-        # Spark's thread, not the user's: it is not the user who sees what is raised here.
+        # Spark's thread, not the user's: what is raised here does not reach the user.
         call = InterruptibleCall(
             "tfos-train_batch()", train_batch, cancel=cancel, spark=self._reserved.sc
         )
@@ -122,10 +122,10 @@ class FeedService:
         return results
 
     def wait_unread(self, feed: str) -> None:
-        """Wait, without limit, until no worker reads a feed any more, or the cluster has failed.
+        """Wait, without limit, until no worker reads the feed any more, or the cluster has failed.
 
         Args:
-            feed: its name; main_fun ends it by terminate() behind a fit of its own data.
+            feed: its name; main_fun ends it by terminate() after a fit of its own data.
         """
         cancel = CancelToken()
         coordinator, console = self._reserved.coordinator, self._reserved.console
@@ -155,7 +155,7 @@ class FeedService:
             )
         if feed not in feeds:
             raise SettingsError(
-                f"qname={feed!r} is no feed of this cluster: {list(feeds)}. Name "
+                f"qname={feed!r} is not a feed of this cluster: {list(feeds)}. Name "
                 "it in queues= of reserve() or run()."
             )
         self._ending.raise_failure()

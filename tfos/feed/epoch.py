@@ -34,7 +34,7 @@ class EpochFeed:
     Args:
         source: the rows.
         task: feeds a partition.
-        call: of the user, which may be interrupted.
+        call: the user's call, which may be interrupted.
         progress: the console's live line.
         counts: whether a run that resumes this one leaves the epoch out, if it is fed whole.
         checked_by: the feed and epoch that validate it; None: none.
@@ -56,20 +56,20 @@ class EpochFeed:
         self.progress = progress
         self.checked_by = checked_by
         self.num_fed = call.epochs.num_fed + 1 if counts else 0
-        """Epochs of train() that are fed whole once this one is; 0: it is none of them."""
+        """Epochs of train() that are fed whole once this one is; 0: this one does not count."""
         self.ledger = EpochLedger(task.feed, task.epoch)
         self.rounds = 0
         """Rounds of feeding lost rows again that have begun."""
         self.running: FeedTask | None = None
         """What feeds lost rows again now."""
         self._have_ended: set[int] = set()
-        """Processes of workers that have read the epoch's end before its lost rows came again."""
+        """Worker processes that read the epoch's end before its lost rows were fed again."""
 
     def end(self, state: ClusterState) -> list[Action]:
-        """Return the orders to end the epoch after the rows fed so far; the last one replaces all.
+        """Return the orders to end the epoch after the rows fed so far; the last one counts.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
         """
         task = self.task
         return state.flush(task.feed, task.epoch, self.checked_by, self.rounds, self.num_fed)
@@ -88,17 +88,17 @@ class EpochFeed:
         return self.running
 
     def take_lost(self, lost: Iterable[Member]) -> Rows:
-        """Return the rows that these workers had not trained, or that none took, each row once."""
+        """Return the rows, each once, that these workers had not trained or that none took."""
         lost = list(lost)
         crashes = {_process_of(worker): worker.crash for worker in lost}
         texts = {process: crash.message for process, crash in crashes.items() if crash}
         return self.ledger.take_lost(self.last_of(lost), texts)
 
     def take_crashes(self, state: ClusterView) -> None:
-        """Note the rows of the crashes that a failed cluster ended with.
+        """Note the rows of the crashes that failed the cluster.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
         """
         self.take_lost(self.new_losses(state))
         if self.running is None or self.running.again is None:
@@ -112,10 +112,10 @@ class EpochFeed:
                 self.ledger.suspects.note(process, crash.message, self.running.again)
 
     def poison(self, state: ClusterView) -> PoisonRows | None:
-        """Return the error about rows that were at too many crashes; None: there are none.
+        """Return the error about rows with too many crashes; None: there are none.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
         """
         suspects = self.ledger.suspects
         rows = suspects.blamed()
@@ -133,8 +133,8 @@ class EpochFeed:
         """Whether a worker that this task feeds was lost.
 
         Args:
-            task: of this epoch.
-            state: of the cluster.
+            task: this epoch's task.
+            state: the cluster's state.
         """
         lost = {_process_of(each) for each in state.attempts() if each.status in _LOST}
         return any(target.process in lost for target in task.targets)
@@ -143,7 +143,7 @@ class EpochFeed:
         """Return the workers that can train lost rows: those that have not ended the epoch.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
         """
         open_ones = state.unflushed(self.task.feed, self.task.epoch)
         return tuple(
@@ -151,10 +151,10 @@ class EpochFeed:
         )
 
     def note_round(self, reports: Iterable[FeedReport]) -> None:
-        """Note what the round that has ended tells of its workers.
+        """Note what the round that has ended reports of its workers.
 
         Args:
-            reports: of its tasks.
+            reports: reports of its tasks.
         """
         self._have_ended.update(process for each in reports for process in each.ended)
         self.running = None
@@ -173,10 +173,10 @@ class EpochFeed:
         ]
 
     def resent_to_others(self, state: ClusterView) -> str:
-        """Return whose rows others got too, though they live; empty if there are none.
+        """Return whose rows others got too, though those workers live; empty if there are none.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
         """
         lost = {_process_of(each) for each in state.attempts() if each.status in _LOST}
         resent = self.ledger.resent.items()
@@ -191,7 +191,7 @@ class EpochFeed:
         """Return the counts of the epoch.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             seconds: duration of the epoch.
         """
         attempts = state.attempts()
@@ -229,8 +229,8 @@ def final_line(report: reports.EpochReport, progress: TrainingProgress) -> str:
     """Return the console line of a finished epoch.
 
     Args:
-        report: of the epoch.
-        progress: has rates and loss.
+        report: the epoch's report.
+        progress: progress with rates and loss.
     """
     title = progress.title or f"epoch {progress.epoch + 1} of {progress.num_epochs}"
     parts = [f"{title}: {report.summary}"]

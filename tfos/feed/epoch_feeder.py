@@ -43,7 +43,7 @@ from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
 _WAVE_S = 30.0
-"""A new attempt waits so long for its slot, as for its imports, or the feed of another fit. A pause
+"""A new attempt, or the feed of another fit, waits this long for a slot, as for imports. A pause
 between two waves is a fraction of a second, in which workers train the rows that they have."""
 
 
@@ -59,7 +59,7 @@ class TransportLog:
 
         Args:
             feed: name of the feed.
-            reports: of the job's tasks.
+            reports: reports of the job's tasks.
         """
         found = Counter(transport for report in reports for transport in report.transports)
         logged = self._logged.setdefault(feed, set())
@@ -75,11 +75,11 @@ class EpochFeeder:
 
     Args:
         sc: the SparkContext.
-        coordinator: of the cluster.
-        credentials: of feed tasks; these take them from their job.
+        coordinator: the cluster's coordinator.
+        credentials: credentials of feed tasks, which take them from their job.
         config: how rows travel.
         console: where warnings go.
-        watch: of the cluster.
+        watch: the cluster's watch.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class EpochFeeder:
 
         Args:
             source: the rows.
-            call: of the user, which may be interrupted.
+            call: the user's call, which may be interrupted.
             request: its arguments.
             progress: the console's live line.
-            validation: what is to validate this epoch.
+            validation: the feed and epoch that validate this epoch.
         """
         feed, batch = call.feed, request.batch
         try:
@@ -149,7 +149,7 @@ class EpochFeeder:
         if resent := self._coordinator.read(run.resent_to_others):
             self._console.warn(
                 f"{call.title}: {resent}, and went to another worker. It lives and may have "
-                "them too, so trained twice. If that comes again look at the network to its host"
+                "them too, so some train twice. If that happens again check the network to its host"
             )
         seconds = time.monotonic() - started_s
         return self._coordinator.read(lambda state: run.report(state, seconds=seconds))
@@ -183,13 +183,13 @@ class EpochFeeder:
     def _fail(self, run: EpochFeed, batch: MicroBatch | None) -> None:
         """End an epoch that failed: the chief records neither it nor its batch.
 
-        Rows of a later call wait behind its end, also where a round has revoked the order for it.
+        Rows of a later call wait after its end, also if a round has revoked the order for it.
 
         Args:
             run: the epoch.
-            batch: that it is; None: none.
+            batch: the micro-batch that it feeds; None: none.
         """
-        if batch is not None:  # before the end: behind it the chief would record the batch
+        if batch is not None:  # before the end: after it the chief would record the batch
             feed = run.task.feed
             self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
         run.num_fed = 0
@@ -264,10 +264,10 @@ class EpochFeeder:
                 return
 
     def _feed_lost(self, run: EpochFeed) -> bool:
-        """Feed again what lost workers had not trained, or none took; False if there was nothing.
+        """Feed again what lost workers had not trained, or none took; False: there was nothing.
 
         Raises:
-            PoisonRows: the same rows were at too many crashes.
+            PoisonRows: too many crashes had the same rows.
         """
         fed = False
         while (lost := self._coordinator.read(run.new_losses)) or run.ledger.has_unsent:
@@ -307,10 +307,10 @@ class EpochFeeder:
         return self._coordinator.read(run.takers)
 
     def _without_poison(self, run: EpochFeed, rows: Rows) -> Rows:
-        """Return lost rows without those that were at too many crashes.
+        """Return lost rows without those of too many crashes.
 
         Raises:
-            PoisonRows: there are such rows, and the user has not said that they are skipped.
+            PoisonRows: there are such rows, and the user has not asked to skip them.
         """
         poison = self._coordinator.read(run.poison)
         if poison is None:
@@ -370,13 +370,13 @@ class EpochFeeder:
         return reports
 
     def _waves(self) -> Waves | None:
-        """Return how the feed leaves a slot to new attempts and other clusters; None: to none."""
+        """Return how the feed leaves slots to new attempts and other clusters; None: not at all."""
         if not self._config.replaces_nodes and not self._config.shares_slots:
             return None
         return Waves(min(_WAVE_S, self._config.reservation_timeout_s / 4))
 
     def _check_unsent(self, run: EpochFeed, task: FeedTask, reports: list[FeedReport]) -> None:
-        """Refuse that no worker took rows if none of them was lost: they are out of reach."""
+        """Raise if no worker took rows although none of them was lost: they cannot be reached."""
         reason = next((report.no_worker for report in reports if report.no_worker), "")
         if reason and not self._watch.sees(lambda state: run.was_lost(task, state)):
             raise self._watch.failure(run.call, NoWorkerLeft(reason))
@@ -386,7 +386,7 @@ def feed_config(feed_timeout_s: float, config: ClusterConfig) -> FeedConfig:
     """Return how the rows of a call travel.
 
     Args:
-        feed_timeout_s: the limit without any worker taking a row.
-        config: of the cluster.
+        feed_timeout_s: seconds without any worker taking a row.
+        config: the cluster's config.
     """
     return FeedConfig(feed_timeout_s=feed_timeout_s, max_inflight_bytes=config.max_inflight_bytes)

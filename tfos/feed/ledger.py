@@ -40,11 +40,11 @@ class EpochLedger:
         self._partition_rows: dict[int, int] = {}
         self._given_up: set[int] = set()
         self._accepted: dict[int, list[tuple[int, bytes]]] = {}
-        """By worker: partition and packed rows, as the feed tasks reported them."""
+        """Partition and packed rows by worker, as the feed tasks reported them."""
         self._unsent: dict[int, RowRanges] = {}
-        """By partition, rows that no worker was left to take."""
+        """Rows by partition that no worker was left to take."""
         self.resent: Counter[tuple[int, str]] = Counter()
-        """By worker and its name, rows in flight that went to others as a connection broke."""
+        """Rows in flight that went to others as a connection broke, by worker and its name."""
         self.suspects = Suspects()
 
     def add(self, reports: Iterable[FeedReport], *, again: bool = False) -> int:
@@ -81,17 +81,17 @@ class EpochLedger:
         return bool(self._unsent)
 
     def counts_on(self, worker: int) -> bool:
-        """Whether this worker has rows of which `take_lost` has not decided."""
+        """Whether this worker has rows that `take_lost` has not decided on."""
         return worker in self._accepted and worker not in self._given_up
 
     def take_lost(
         self, lost: Mapping[int, EpochRowCounts], crashes: Mapping[int, str] | None = None
     ) -> Rows:
-        """Return the rows that these workers had not trained, or that none took, each row once.
+        """Return the rows, each once, that these workers had not trained or that none took.
 
         Args:
             lost: the lost workers, with their last counts of this epoch.
-            crashes: those of them that crashed, with the text of their failures.
+            crashes: the lost workers that crashed, with the text of their failures.
         """
         found, self._unsent = self._unsent, {}
         self._given_up |= lost.keys()
@@ -118,11 +118,11 @@ class EpochLedger:
         return {partition: tuple(ranges) for partition, ranges in sorted(found.items())}
 
     def leave_out(self, rows: Rows, blamed: Rows) -> Rows:
-        """Return rows without blamed ones, which count as dropped; suspects are counted anew.
+        """Return rows without blamed ones, which count as dropped; suspects are counted from zero.
 
         Args:
-            rows: that were to be fed again.
-            blamed: those of them that are not.
+            rows: rows to feed again.
+            blamed: the rows among them that are not fed again.
         """
         self.suspects = Suspects()
         kept = {

@@ -30,7 +30,7 @@ TRAIN_ONCE = {
 
 
 class BatchKnown(Exception):
-    """The parameters contain the batch: its driver had stopped waiting before the chief told so."""
+    """The parameters contain the batch: its driver stopped waiting before the chief reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class MicroBatch:
     """Spark's id of the streaming query."""
     batch_id: int
     number: int
-    """Of the order; grows from one order about this feed to the next."""
+    """Number of the order; grows from one order about this feed to the next."""
     holds: bool
-    """Whether no save may begin before it was trained."""
+    """Whether no save may start before the batch was trained."""
     saves: bool
-    """Whether to save once it was trained."""
+    """Whether to save once the batch was trained."""
 
     def begin(self, state: ClusterView, feed: str, epoch: int) -> list[Action]:
         """Return the order that makes this epoch the batch.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             feed: name of the feed.
             epoch: number of the epoch that feeds the batch.
         """
@@ -64,7 +64,7 @@ class MicroBatch:
         """Return the order not to record this batch: it failed, or had no rows.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             feed: name of the feed.
             in_part: whether some of its rows were trained.
         """
@@ -74,7 +74,7 @@ class MicroBatch:
         """Whether its rows may be fed, or never will be.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             feed: name of the feed.
         """
         return answer_to(state, feed, self.number) is not None or not chief_trains(state)
@@ -83,7 +83,7 @@ class MicroBatch:
         """Whether the chief, which admits its rows, says that the parameters contain it already.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             feed: name of the feed.
         """
         found = answer_to(state, feed, self.number)
@@ -93,7 +93,7 @@ class MicroBatch:
         """Whether the chief has reported it as trained, and saved if due, or never will.
 
         Args:
-            state: of the cluster.
+            state: the cluster's state.
             feed: name of the feed.
         """
         found = answer_to(state, feed, self.number)
@@ -101,7 +101,7 @@ class MicroBatch:
 
 
 def call_of_batch(property_of: Callable[[str], str | None]) -> str:
-    """Return "foreachBatch" or "foreachRDD" if the caller's thread is in one; else nothing.
+    """Return "foreachBatch" or "foreachRDD" if the caller's thread is in one; else "".
 
     Args:
         property_of: Spark's local properties on the caller's thread.
@@ -117,19 +117,19 @@ def check_epochs_of_batches(
     """Refuse train() on a batch of a stream where a run that resumes leaves epochs out.
 
     Args:
-        plan: of the cluster; None: it saves nothing.
+        plan: the cluster's checkpoint plan; None: it saves nothing.
         property_of: Spark's local properties on the caller's thread.
 
     Raises:
-        SettingsError: that run would leave out as many new batches as this one has trained.
+        SettingsError: a resumed run would leave out as many new batches as this one has trained.
     """
     if plan is None or not plan.resume_epochs or not (where := call_of_batch(property_of)):
         return
     raise SettingsError(
-        f"train() within {where} would make each batch an epoch, and a run that resumes from these "
+        f"train() within {where} would make each batch an epoch. A run that resumes from these "
         "checkpoints leaves out as many epochs as were trained before: new batches. Use "
-        f"{TRAIN_ONCE[where]}; or pass Checkpoints(resume_epochs=False), with which no batch is "
-        "left out and one that Spark brings again is trained again"
+        f"{TRAIN_ONCE[where]}; or pass Checkpoints(resume_epochs=False): then no batch is "
+        "left out, and one that Spark brings again is trained again"
     )
 
 
@@ -137,9 +137,9 @@ def answer_to(state: ClusterView, feed: str, number: int) -> BatchReport | None:
     """Return the chief's answer to this order about a feed.
 
     Args:
-        state: of the cluster.
+        state: the cluster's state.
         feed: name of the feed.
-        number: of the order.
+        number: the order's number.
     """
     return state.workers[0].batches.get(feed, {}).get(number)
 

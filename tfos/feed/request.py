@@ -24,12 +24,12 @@ class EpochNumbers:
     """Epochs of one feed, counted over all calls."""
 
     before: int | None = None
-    """Those that the interrupted run had trained which this one resumes; None: not known yet."""
+    """Epochs trained by the interrupted run that this one resumes; None: not known yet."""
     num_fed: int = 0
-    """Those that train() of this run has fed whole."""
+    """Epochs that train() of this run has fed whole."""
     _next: int = 0
     _left_out: int = 0
-    """Of those before, how many the calls of this run have not fed again."""
+    """How many of the epochs before the calls of this run have not fed again."""
 
     def take(self) -> int:
         """Return the number of the next epoch, from 0."""
@@ -44,8 +44,8 @@ class EpochNumbers:
         """Return how many epochs of a call the interrupted run had trained.
 
         Args:
-            trained_before: by the interrupted run, of this feed; the first answer stays.
-            num_epochs: of the call.
+            trained_before: epochs of this feed from the interrupted run; the first answer stays.
+            num_epochs: epochs of the call.
         """
         if self.before is None:
             self.before = trained_before
@@ -61,18 +61,18 @@ class FeedCall:
     feed: str
     started_s: float
     is_abandoned: Callable[[], bool]
-    """Whether its user was interrupted and does not wait for it any more."""
+    """Whether its user was interrupted and no longer waits for it."""
     epochs: EpochNumbers
     feed_timeout_s: float
-    """As the user gave it."""
+    """The user's feed_timeout."""
     limit_s: float
-    """Of the epoch that is fed: above `feed_timeout_s` where workers wait for the chief."""
+    """Limit of the epoch that is fed: above `feed_timeout_s` if workers wait for the chief."""
     epoch: int = 0
-    """Of the feed, from 0, counted over all calls."""
+    """Epoch of the feed, from 0, counted over all calls."""
 
     @property
     def title(self) -> str:
-        """Its epoch as a person counts."""
+        """Its epoch, counted from 1."""
         return f"epoch {self.epoch + 1} of {self.feed!r}"
 
     def check_wanted(self) -> None:
@@ -104,7 +104,7 @@ class FeedCalls:
         Args:
             feed: name of the feed.
             is_abandoned: whether the user's call was interrupted.
-            feed_timeout_s: as the user gave it.
+            feed_timeout_s: the user's feed_timeout.
 
         Raises:
             PhaseError: another call feeds this feed: their rows and epochs would mix.
@@ -137,12 +137,12 @@ class FeedRequest:
     feed: str
     """Name of the feed."""
     feed_timeout_s: float
-    """Without any worker taking a row."""
+    """Seconds without any worker taking a row."""
     num_epochs: int = 1
     validation: Any = None
     """Data that validates each epoch."""
     columns: Sequence[str] | None = None
-    """Of a DataFrame: which are fed; None: all."""
+    """Columns of a DataFrame to feed; None: all."""
     output: Any = None
     """inference() of a DataFrame: the result columns; see tfos.feed.sources.answers_of."""
     nulls: Any = "error"
@@ -154,8 +154,8 @@ class FeedRequest:
     exactly_once: bool = False
     """Whether a task that Spark repeats skips the rows that it fed before."""
     batch: MicroBatch | None = None
-    """Of a stream: the data is one of its micro-batches."""
+    """The stream's micro-batch that the data is; None: the data is no micro-batch."""
     is_interval: bool = False
-    """The data is an interval of a DStream."""
+    """Whether the data is an interval of a DStream."""
     is_validation: bool = False
-    """The data validates the epochs of another call."""
+    """Whether the data validates the epochs of another call."""

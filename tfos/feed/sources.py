@@ -78,10 +78,10 @@ class RowTask:
 
         Args:
             partition: its number.
-            rows: of the partition.
+            rows: the partition's rows.
 
         Raises:
-            FeedError: as the task.
+            FeedError: as from the task.
         """
         with lasting_imports():
             yield from self.task(partition, rows)
@@ -94,7 +94,7 @@ class RddSource:
         self._rdd = rdd
 
     def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
-        """As FeedSource."""
+        """See FeedSource."""
         rdd, loads = raw_batches(self._rdd)
         if loads is not None:
             task = dataclasses.replace(task, packer=functools.partial(PickledPacker, loads=loads))

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from feeding.protocol.row_ranges import RowRanges, Span
 
 Rows = dict[int, tuple[Span, ...]]
-"""Ranges of rows by partition."""
+"""Ranges of rows, by partition."""
 RowsOfProcesses = dict[int, dict[int, RowRanges]]
-"""By process of a worker, by partition."""
+"""Ranges of rows, by process of a worker and by partition."""
 MOST_CRASHES = 3
 """Crashes at which rows are blamed: those of Dask's `allowed-failures`. Two may be chance, as when
 a host kills what needs too much memory."""
 _MOST_NAMED = 4
-"""Ranges that the sentence names; of more it has the number."""
+"""Ranges that the sentence names; it only counts further ones."""
 
 
 class Suspects:
@@ -36,7 +36,7 @@ class Suspects:
         self._crashes: dict[int, str] = {}
         self._untrained: RowsOfProcesses = {}
         self._read: RowsOfProcesses = {}
-        """Of those processes of which it is known."""
+        """Rows that processes had read, where that is known."""
 
     def note(
         self,
@@ -49,9 +49,9 @@ class Suspects:
 
         Args:
             process: the worker's, as `feeding.sender.worker_link.FeedTarget.process`.
-            crash: as the driver tells it, such as "worker:1 killed by SIGSEGV".
-            untrained: ranges by partition that it had accepted and not trained.
-            read: those of them that its trainer, or what reads ahead, had read; None: unknown.
+            crash: text of the crash at the driver, such as "worker:1 killed by SIGSEGV".
+            untrained: ranges by partition that the worker had accepted and not trained.
+            read: ranges among them that its trainer, or what reads ahead, had read; None: unknown.
         """
         self._crashes[process] = crash
         _add(self._untrained.setdefault(process, {}), untrained)
@@ -72,8 +72,8 @@ class Suspects:
         """Return the sentence about the blamed rows, and what to do.
 
         Args:
-            title: of the epoch, such as "epoch 1 of 'input'".
-            order: of the rows within a partition.
+            title: the epoch's title, such as "epoch 1 of 'input'".
+            order: order of the rows within a partition.
         """
         rows = self.blamed()
         guilty = [
@@ -91,8 +91,8 @@ class Suspects:
             named += f" and {len(ranges) - _MOST_NAMED} more ranges"
         return (
             f"{title}: {named} were at {len(guilty)} crashes ({'; '.join(guilty)}). One of these "
-            "rows, or a batch with it, is probably what crashes a worker, so they are fed to no "
-            f"other one. Look at them and leave out what is wrong. Rows count from 0, {order}"
+            "rows, or a batch with it, probably crashes a worker, so they are fed to no "
+            f"other one. Look at them and leave out the bad ones. Rows count from 0, {order}"
         )
 
 
@@ -130,7 +130,7 @@ def _counts(had: Sequence[Iterable[Span]]) -> list[tuple[int, Span]]:
     """Return ranges with the number of crashes at which they were, in ascending order.
 
     Args:
-        had: by crash, disjoint ranges of one partition.
+        had: disjoint ranges of one partition, by crash.
     """
     steps: Counter[int] = Counter()
     for start, stop in itertools.chain.from_iterable(had):

@@ -1,6 +1,6 @@
 """Task process: Spark's Python process, which collects garbage after each task.
 
-Covers: taking what tasks of feeds have imported out of these collections.
+Covers: exempting what tasks of feeds have imported from these collections.
 Does not: collect while a task runs.
 Runs in: Spark's tasks.
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Run a task of a feed; what is there at the end of the first that succeeds stays for ever."""
+    """Run a task of a feed; objects there at the end of the first successful one stay for ever."""
     yield
     if _is_spark_task():
         _leave_to_collector()

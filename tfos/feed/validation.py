@@ -64,7 +64,7 @@ def validating(
         return
     if request.feed == VALIDATION_FEED:
         raise SettingsError(
-            f"train(validation=...) feeds it to {VALIDATION_FEED!r}, which is this call's qname; "
+            f"train(validation=...) uses the feed {VALIDATION_FEED!r}, which is this call's qname; "
             "feed the rows to train to another one"
         )
     own = dataclasses.replace(

@@ -39,14 +39,14 @@ _BEGINS_TOGETHER = (
     "a fit begins once the slowest worker has come to it, and no worker takes a row before; look "
     "at the workers that are waited for, or let feed_timeout cover their way there"
 )
-"""Behind for whom workers wait."""
+"""The text after the names of those whom workers wait for."""
 
 
 class FeedWatch:
     """Watches one cluster while it is fed.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         config: timeouts.
         console: where warnings go.
     """

@@ -32,9 +32,9 @@ from ps.checkpoint.storage import Storage, storage_at
 from ps.errors import CheckpointError
 
 _CLEANING_S = 20.0
-"""For removing what nobody reads; it is tried again with a later save."""
+"""Seconds to remove what nobody reads; a later save tries again."""
 _BLOCK_BYTES = 4 << 20
-"""Of one read or write, here and there: buckets and rows are read in smaller parts."""
+"""Size of one read or write, here and there: buckets and rows are read in smaller parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _stale_if_changed() -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn what is no OSError into a CheckpointError: refused paths, packages that are missing."""
+    """Turn what is not an OSError into a CheckpointError: refused paths, missing packages."""
     try:
         yield
     except FeedError as error:

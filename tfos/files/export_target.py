@@ -1,4 +1,4 @@
-"""What an exported model may take the place of: nothing, a file, or an earlier one.
+"""What an exported model may replace: nothing, a file, or an earlier one.
 
 Covers: the refusal of directories with other content, which the transfer would remove.
 Does not: transfer (tfos.files.transfer).
@@ -27,7 +27,7 @@ def refuse_other_content(target: Location) -> None:
     What an export left in a store without renames that was cut there is no obstacle.
 
     Args:
-        target: of an export, a directory or a `.keras` file.
+        target: an export's target, a directory or a `.keras` file.
 
     Raises:
         SettingsError: names the place and something in it.
@@ -44,6 +44,6 @@ def refuse_other_content(target: Location) -> None:
     other = sorted(names - _OWN if is_model and not target.name.endswith(".keras") else names)
     if other:
         raise SettingsError(
-            f"{target} is a directory with {other[0]!a} in it, which is no part of an exported "
+            f"{target} is a directory with {other[0]!a} in it, which is not part of an exported "
             "model, and an export would replace all its content; name a path below it"
         )

@@ -63,9 +63,9 @@ class InputFiles:
         """Return the files of a worker.
 
         Args:
-            files: all, in the same order for every worker.
-            rank: of the worker.
-            num_workers: that train together.
+            files: all files, in the same order for every worker.
+            rank: the worker's rank.
+            num_workers: number of workers that train together.
         """
         return list(files) if self.share == "all" else list(files[rank::num_workers])
 

@@ -34,10 +34,10 @@ class LogFetch:
     """Event files of other hosts and earlier runs, copied into a directory of this host.
 
     Args:
-        fs: of the URL.
+        fs: the URL's file system.
         source: the URL.
         target: a directory of this host.
-        most_bytes: of all copies; further files are left out.
+        most_bytes: limit of all copies; further files are left out.
     """
 
     def __init__(

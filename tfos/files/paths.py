@@ -64,7 +64,7 @@ def two_slashes(path: str) -> str:
     """Return a path with Hadoop's short form of a local URL, `file:/x`, written out.
 
     Raises:
-        FeedSettingsError: it has another scheme, and no host.
+        FeedSettingsError: the path has another scheme, and no host.
     """
     try:
         return location.two_slashes(path)
@@ -80,10 +80,10 @@ def absolute_path(path: str, *, default_fs: str, working_dir: str, user: str = "
             hdfs and viewfs, to `working_dir` on file.
         default_fs: Hadoop's `fs.defaultFS`, for example `hdfs://nn:8020` or `file:///`.
         working_dir: the executor's working directory.
-        user: owner of the home directory; default: who HDFS is asked as.
+        user: owner of the home directory; default: HDFS's user.
 
     Raises:
-        FeedSettingsError: it has a scheme with one slash, as `hdfs:/x`, and so no host.
+        FeedSettingsError: the path has a scheme with one slash, as `hdfs:/x`, and so no host.
     """
     path = two_slashes(path)
     if _COMPLETE.match(path):
@@ -116,11 +116,11 @@ def input_path(path: str, place: OutputPlace) -> str:
     """Return the path or URL that every executor reads, by the rule of `absolute_path`.
 
     Args:
-        path: the user's string; one that is refused stays as it is, for who reads it to say so.
-        place: of the driver.
+        path: the user's string; a refused one stays as it is, for its reader to say so.
+        place: the driver's place.
 
     Raises:
-        FeedSettingsError: it has a scheme with one slash, as `hdfs:/x`, and so no host.
+        FeedSettingsError: the path has a scheme with one slash, as `hdfs:/x`, and so no host.
     """
     path = two_slashes(path)
     if _COMPLETE.match(path):
@@ -141,7 +141,7 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
     Args:
         path: the user's string.
         what: the files that belong there, for messages.
-        place: of the driver.
+        place: the driver's place.
 
     Raises:
         SettingsError: the path is refused, or what is written there would be lost.
@@ -174,7 +174,7 @@ def refuse_container(location: Location, what: str, environ: Mapping[str, str]) 
         location: where files would be written; on any file system, since a path that was made
             absolute in a container means the container's directory.
         what: the files that belong there, for the message.
-        environ: of this process.
+        environ: environment variables of this process.
 
     Raises:
         SettingsError: names the place and what to write instead.
@@ -192,7 +192,7 @@ def one_host_note(directories: Mapping[str, str], hosts: Iterable[str]) -> str:
 
     Args:
         directories: what `output_directory` returned, by what is written there.
-        hosts: of the executors.
+        hosts: hosts of the executors.
     """
     local = [
         f"{what} go to {shown(path)}"

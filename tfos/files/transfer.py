@@ -33,7 +33,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
     Args:
         source: an existing file or directory of this host.
         target: path or URL of the copy.
-        last: of a directory, the file without which nobody takes it for whole; empty: there is
+        last: the file of a directory without which nobody takes it for whole; empty: there is
             none.
 
     Raises:
@@ -88,11 +88,11 @@ def on_disk(place: Location, name: str) -> Iterator[Path]:
 
     Args:
         place: path or URL of the original.
-        name: of a copy.
+        name: a copy's name.
 
     Raises:
         FileNotFoundError: there is nothing at a URL; a path of this host is not looked at.
-        PathError: as of `download`.
+        PathError: as from `download`.
     """
     if place.scheme == LOCAL:
         yield Path(place.path)
@@ -104,7 +104,7 @@ def on_disk(place: Location, name: str) -> Iterator[Path]:
 
 
 def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
-    """Return a function that reads a file's content anew at every call."""
+    """Return a function that reads a file's content from the start at every call."""
     return lambda: file_pieces(path)
 
 
@@ -112,7 +112,7 @@ def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
     """Read a regular file of this host, its first `limit_bytes` at most; a link is refused.
 
     Args:
-        path: of the file.
+        path: the file's path.
         limit_bytes: None: the whole file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,12 +135,12 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
     """Rename a directory to `target`; what is there is moved aside first and then removed.
 
     Where a store has no rename of directories, the files are moved one by one, each with a deadline
-    of its own: `last` goes before the first of them and comes behind all others.
+    of its own: `last` goes before the first of them and comes after all others.
 
     Args:
-        fs: of both.
-        staged: the new one.
-        target: its name.
+        fs: the file system of both.
+        staged: the new directory.
+        target: the name that it gets.
         last: the file without which nobody takes the directory for whole; empty: there is none.
 
     Raises:

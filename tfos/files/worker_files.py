@@ -28,10 +28,10 @@ class WorkerInputs(Mapping[str, tuple[str, ...]]):
     """The files of each input that this worker has, found when they are first asked for.
 
     Args:
-        inputs: of the job.
-        rank: of this worker.
-        num_workers: that train together.
-        directory: for local copies; need not exist.
+        inputs: the job's inputs.
+        rank: this worker's rank.
+        num_workers: number of workers that train together.
+        directory: directory for local copies; need not exist.
         absolute_path: adds scheme and directory to a path.
     """
 
@@ -54,7 +54,7 @@ class WorkerInputs(Mapping[str, tuple[str, ...]]):
 
         Raises:
             SettingsError: the job has no such input.
-            OSError: it has no file, or one cannot be read.
+            OSError: the input has no file, or one cannot be read.
         """
         if name not in self._inputs:
             known = ", ".join(map(repr, self._inputs)) or "none"
@@ -100,7 +100,7 @@ def local_names(files: Sequence[SourceFile]) -> dict[str, str]:
     """Return where the copy of each file goes, by its path: below the input, or its own name.
 
     Args:
-        files: of one input.
+        files: files of one input.
 
     Raises:
         PathError: a name could lead out of the directory of the copies.
@@ -134,8 +134,8 @@ class WorkerOutput:
 
     Args:
         target: directory or URL of all workers' outputs; empty: the job has none.
-        name: of this worker, such as "worker-1".
-        directory: on this host; need not exist.
+        name: this worker's name, such as "worker-1".
+        directory: directory on this host; need not exist.
     """
 
     def __init__(self, target: str, name: str, directory: Path) -> None:

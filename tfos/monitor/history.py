@@ -16,22 +16,22 @@ _NUMBERS = ("seconds", "steps", "rows")
 @with_field_texts
 @dataclass(frozen=True, slots=True)
 class TrainedEpoch:
-    """One epoch of `fit`; of a distributed model the numbers are those of all workers."""
+    """One epoch of `fit`; for a distributed model the numbers are those of all workers."""
 
     fit: int
     """Which `fit` of main_fun, from 1."""
     epoch: int
-    """Of this fit, as Keras counts, from 0."""
+    """Epoch of this fit, as Keras counts, from 0."""
     metrics: dict[str, float]
     """The epoch's logs after its callbacks, validation included."""
     seconds: float
-    """From the epoch's first batch to the end of its callbacks."""
+    """Seconds from the epoch's first batch to the end of its callbacks."""
     steps: int
     """Steps of all workers."""
     rows: int
-    """Rows of all workers; 0: unknown, of a model that is not distributed."""
+    """Rows of all workers; 0: unknown, for a model that is not distributed."""
     feed: str
-    """The feed that it has read; empty: files, or a model that is not distributed."""
+    """The feed that it read; empty: files, or a model that is not distributed."""
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -47,24 +47,24 @@ class Evaluation:
     """A checkpoint's metrics, by the evaluator (`eval_node=True`)."""
 
     step: int
-    """Of the checkpoint: updates of the servers."""
+    """Step of the checkpoint: updates of the servers."""
     metrics: dict[str, float]
-    """Named `val_…`, as `fit` names its validation's."""
+    """Metrics, named `val_…` as `fit` names those of its validation."""
     seconds: float
-    """To read the checkpoint and to evaluate it."""
+    """Seconds to read the checkpoint and to evaluate it."""
 
 
 @with_field_texts
 @dataclass(frozen=True, slots=True, repr=False)
 class History(Mapping[str, list[float]]):
-    """Epochs as columns, as of Keras' History: `history["val_loss"]`, `dict(history)`.
+    """Epochs as columns, like Keras' History: `history["val_loss"]`, `dict(history)`.
 
     Every column has one value per epoch: NaN where an epoch lacks the metric. Besides the metrics
     there are the columns seconds, steps and rows.
     """
 
     epochs: tuple[TrainedEpoch, ...] = field(default=())
-    """In the order in which they ended."""
+    """All epochs, in the order in which they ended."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class History(Mapping[str, list[float]]):
             return [each.metrics.get(name, math.nan) for each in self.epochs]
         if name in _NUMBERS and self.epochs:
             return [getattr(each, name) for each in self.epochs]
-        raise KeyError(f"{name!r} is none of {', '.join(self) or 'no columns: no epoch has ended'}")
+        raise KeyError(f"{name!r} is not in {', '.join(self) or 'no columns: no epoch has ended'}")
 
     def __iter__(self) -> Iterator[str]:
         if self.epochs:
@@ -103,9 +103,9 @@ class BestCheckpoint:
     """The best checkpoint so far by `Checkpoints.keep_best`."""
 
     path: str
-    """Of its directory, as the workers see it."""
+    """Path of its directory, as the workers see it."""
     step: int
-    """For `PSClient.restore(directory, step=…)` and `tfos export … --step`."""
+    """Step, for `PSClient.restore(directory, step=…)` and `tfos export … --step`."""
     metric: str
     value: float
 

@@ -93,14 +93,14 @@ class ClusterPage:
         self._page: HttpPage | None = None
         self.url = ""
         self.token = ""
-        """Empty: the page is for this host only and needs none."""
+        """Token of the page; empty: the page is for this host only and needs none."""
 
     def start(self, host: object, port: object) -> None:
         """Listen.
 
         Args:
             host: address to listen at.
-            port: as the user gave it; 0: the system chooses.
+            port: the user's port; 0: the system chooses.
 
         Raises:
             SettingsError: host or port is invalid, or the port in use.

@@ -34,16 +34,16 @@ class EpochReport:
     trained_rows: int
     """Rows of finished batches, whose push the servers have acknowledged."""
     dropped_rows: int
-    """Not trained: main_fun had returned, or they were lost with a worker when every other one had
-    ended the epoch."""
+    """Rows not trained: main_fun had returned, or they were lost with a worker when every other one
+    had ended the epoch."""
     repeated_rows: int
     """Rows that were fed a second time: by a task that Spark repeated, or because a lost worker had
     not reported them as trained."""
     seconds: float
     per_worker: dict[str, int] = field(default_factory=dict)
-    """Rows that each worker trained, repeats included; of a lost worker, its last report."""
+    """Rows that each worker trained, repeats included; for a lost worker, its last report."""
     skipped_rows: int = 0
-    """Those of the dropped ones that were left out because they crash workers: on_poison="skip"."""
+    """Dropped rows that were left out because they crash workers: on_poison="skip"."""
     is_validation: bool = False
     """Whether the rows validate an epoch: `trained_rows` are then those that main_fun read."""
 
@@ -96,7 +96,7 @@ class TrainReport:
 
     epochs: tuple[EpochReport, ...]
     validation: tuple[EpochReport, ...] = ()
-    """Of the rows that validate them; `trained_rows` are those that main_fun read."""
+    """Reports of the validation rows; `trained_rows` are those that main_fun read."""
     history: History = field(default_factory=History)
     """Metrics of the epochs of `fit` that ended meanwhile; empty if main_fun reads the feed by
     other means. See docs/guides/results.md."""
@@ -174,16 +174,16 @@ class StepTimes:
 
     steps: float
     compute_s: float
-    """Forward, backward and taking over the servers' values."""
+    """Seconds of forward and backward passes and of taking over the servers' values."""
     feed_s: float
-    """Waiting for the next batch."""
+    """Seconds of waiting for the next batch."""
     lookup_s: float
-    """Preparing ids, and waiting for rows of tables that no push before has brought back."""
+    """Seconds of preparing ids, and of waiting for rows of tables that no earlier push brought."""
     pull_s: float
     push_s: float
-    """Pushing and getting fresh values back, without the waits for other workers."""
+    """Seconds of pushing and getting fresh values, without waits for other workers."""
     wait_s: float
-    """Sync, ssp: waiting for other workers."""
+    """Seconds of waiting for other workers, with sync and ssp."""
 
     @property
     def own_s(self) -> float:
@@ -215,7 +215,7 @@ class NodeReport:
     host: str
     executor_id: str
     pid: int
-    """Of its supervisor; the process that trains or serves is a child of it."""
+    """Pid of its supervisor; the process that trains or serves is a child of it."""
     attempt: int
     silent_s: float
     """Seconds since its last heartbeat; more than a few heartbeats mean trouble."""
@@ -224,11 +224,11 @@ class NodeReport:
     rows: int
     loss: float | None
     times: StepTimes | None = None
-    """Of a worker that trains a distributed model."""
+    """Times of a worker that trains a distributed model."""
     server: ServerStats | None = None
-    """Of a parameter server: its counters since it started."""
+    """Counters of a parameter server since it started."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """That main_fun reported by `ctx.report_progress(..., metrics=...)`."""
+    """Metrics that main_fun reported by `ctx.report_progress(..., metrics=...)`."""
 
     def __repr__(self) -> str:
         cells = zip(_NODE_HEAD[1:], _cells(self)[1:], strict=True)

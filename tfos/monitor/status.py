@@ -20,8 +20,8 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
     """Return the report of status() at this moment.
 
     Args:
-        cluster_id: of the cluster.
-        state: of the cluster.
+        cluster_id: the cluster's id.
+        state: the cluster's state.
         now_s: monotonic seconds.
     """
     board = state.tensorboard
@@ -61,7 +61,7 @@ def cluster_report(cluster_id: str, state: ClusterView, now_s: float) -> reports
 
 def _not_kept(state: ClusterView) -> list[str]:
     dropped = state.num_failures - len(state.failures)
-    return [f"{dropped} failures between the first and the newest are kept no more"] * bool(dropped)
+    return [f"{dropped} failures between the first and the newest are not kept"] * bool(dropped)
 
 
 def _executors(
@@ -112,7 +112,7 @@ def _node_report(
 
 
 def _metrics(progress: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that main_fun reports itself, by names that steer no terminal."""
+    """Return the metrics that main_fun reports itself, by names without terminal control."""
     found = {
         visible(name.removeprefix(METRIC))[:_NAME_CHARS]: value
         for name, value in progress.items()

@@ -22,7 +22,7 @@ from tfos.monitor.reports import StepTimes
 Each = TypeVar("Each")
 
 SLOW = 2.0
-"""So many times the others' median is slow: twice is seen by users, noise is below it."""
+"""A node is slow at this many times the others' median: users notice twice, noise is less."""
 LEAST_S = 1e-3
 """Shorter times are not reported."""
 LEAST_MB = 1.0
@@ -37,11 +37,11 @@ class ServerLoad:
 
     requests: int
     busy_s: float
-    """In those requests, waits for workers left out: receiving, updating, sending."""
+    """Seconds in those requests, without waits for workers: receiving, updating, sending."""
     apply_s: float
     transferred_bytes: int
     span_s: float
-    """Time between these heartbeats: each server's are of other moments."""
+    """Seconds between these heartbeats: each server has its own moments."""
     table_ids: Mapping[str, int]
     """Ids that were looked up or pushed, by table."""
 
@@ -52,7 +52,7 @@ class ServerLoad:
 
     @property
     def mb_per_s(self) -> float:
-        """Traffic."""
+        """Traffic in MB per second."""
         return self.transferred_bytes / 1e6 / self.span_s if self.span_s > 0 else 0.0
 
 

@@ -15,8 +15,8 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
     """Return how far the training is.
 
     Args:
-        state: of the cluster.
-        feed: whose rows count; None: main_fun reads its own data, and reports rows itself.
+        state: the cluster's state.
+        feed: the feed whose rows count; None: main_fun reads its own data, and reports rows itself.
         at_s: monotonic seconds.
     """
     workers = {_attempt(each): _lost(each, feed) for each in state.gone}
@@ -31,7 +31,7 @@ def starting(state: ClusterView, now_s: float) -> str:
     """Return what workers without a step do, and for how long; empty once one has trained.
 
     Args:
-        state: of the cluster.
+        state: the cluster's state.
         now_s: monotonic seconds.
     """
     if any(_has_trained(worker) for worker in state.workers):
@@ -53,7 +53,7 @@ def _attempt(worker: Member) -> str:
 
 
 def _lost(worker: Member, feed: str | None) -> WorkerSample:
-    """Return what a lost attempt has trained; it is in no epoch any more."""
+    """Return what a lost attempt has trained; it is no longer in any epoch."""
     known = worker.progress
     return WorkerSample(
         at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)

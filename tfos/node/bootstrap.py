@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tfos.errors import NodeStartError
 
 DETACH_S = 60.0
-"""Until the process between has read its document and forked."""
+"""Seconds until the process between has read its document and forked."""
 
 _SECRET_VARIABLES = frozenset(
     {"PYTHON_WORKER_FACTORY_SECRET", "PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET"}
@@ -84,7 +84,7 @@ def command(document: int, title: str) -> list[str]:
     """Return the command line that runs PROGRAM on this document.
 
     Args:
-        document: as `document_fd` returned it; the new process must inherit it.
+        document: descriptor from `document_fd`; the new process must inherit it.
         title: shown in lists of processes.
     """
     # -P: no module is imported from the working directory by chance.
@@ -109,7 +109,7 @@ def start_detached(
         cwd: its working directory; None: that of this process.
 
     Raises:
-        NodeStartError: it cannot be started.
+        NodeStartError: the process cannot be started.
     """
     try:
         between = subprocess.Popen(

@@ -114,7 +114,7 @@ class ChildLink(Generic[Received]):
         """Send one message.
 
         Args:
-            message: of a type that the peer accepts.
+            message: message of a type that the peer accepts.
             timeout_s: seconds until the peer counts as stuck.
 
         Returns:
@@ -135,7 +135,7 @@ class ChildLink(Generic[Received]):
 
         Args:
             timeout_s: None waits however long the peer is silent.
-            peer_pidfd: of the peer, whose end is the link's too: what it has forked may hold its
+            peer_pidfd: the peer's pidfd; its end is the link's too: a fork of the peer may hold its
                 end of the link open. None: the link alone is watched.
 
         Raises:
@@ -211,7 +211,7 @@ class ChildLink(Generic[Received]):
         try:
             return self._decoder.decode(body)
         except UNREADABLE as error:
-            raise LinkError(f"the peer sent no known message: {error}") from error
+            raise LinkError(f"the peer sent an unknown message: {error}") from error
 
 
 _logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def start_order_thread(
     """Call `on_order` for each order, in order, on a daemon thread; return the thread.
 
     When the supervisor's end of the link closes, this process exits at once: without a supervisor
-    no process would report for it or end it. So it does when `on_order` raises, with status 1.
+    no process would report for it or end it. It also exits, with status 1, when `on_order` raises.
 
     Args:
         link: this process's end of the link.
@@ -248,8 +248,8 @@ def aside(carry_out: Callable[..., None], *args: Any) -> None:
     """Carry out an order that waits on a thread of its own, so that the next order does not.
 
     Args:
-        carry_out: of the order.
-        args: of the call.
+        carry_out: carries out the order.
+        args: the call's arguments.
     """
     name = f"tfos-{carry_out.__name__.strip('_')}"
     threading.Thread(target=carry_out, args=args, name=name, daemon=True).start()

@@ -11,7 +11,7 @@ import logging
 import re
 
 DETAIL = re.compile(rb"[-0-9]{10} [:0-9]{8},\d{3} (DEBUG|INFO) (tfos|ps|feeding|rpc)\.")
-"""What tfos says of itself. Its logger `tfos`, without a module, is for what users want to know."""
+"""Lines of tfos itself. Its logger `tfos`, without a module, is for what users want to know."""
 
 
 def start_log() -> None:

@@ -115,7 +115,7 @@ def user_traceback(error: BaseException, ours: frozenset[str]) -> str:
     """Format an exception as the user should read it.
 
     Args:
-        error: as caught.
+        error: the exception as caught.
         ours: file names of tfos whose outermost frames called the user's code; they are omitted.
     """
     trimmed = _skip_frames(error.__traceback__, ours)

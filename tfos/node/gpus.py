@@ -1,4 +1,4 @@
-"""GPUs of this host, as nvidia-smi tells them: which there are, and which processes compute there.
+"""GPUs of this host, as nvidia-smi reports them: which there are, and which processes use them.
 
 Covers: asking with a deadline, the users of those processes, what is missing or held of some GPUs.
 Does not: decide what follows (tfos.node.supervisor.gpu_check), choose free GPUs
@@ -52,7 +52,7 @@ class Gpu:
         """Whether Spark's address means this GPU: its index, or the beginning of its UUID.
 
         Args:
-            address: as the discovery script told it.
+            address: address from the discovery script.
         """
         if address.isdigit():
             return self.index == address
@@ -69,7 +69,7 @@ class GpuHolder:
     """A number, or what nvidia-smi says instead of it."""
     program: str
     user: str
-    """Empty: this process cannot see that one, as in another container."""
+    """User of the process; empty: this process cannot see it, as in another container."""
     is_spark: bool = False
     """A Python worker of Spark, as of a prediction: without a task it ends after a minute."""
 
@@ -92,7 +92,7 @@ class HostGpus:
         """Return the addresses at which there is no GPU.
 
         Args:
-            addresses: of GPUs, as Spark gave them to a task.
+            addresses: addresses of GPUs, as Spark gave them to a task.
         """
         judged = (each for each in addresses if not each.upper().startswith(_MIG))
         return [each for each in judged if not any(gpu.is_at(each) for gpu in self.gpus)]
@@ -103,7 +103,7 @@ class HostGpus:
         """Return those of these GPUs on which other processes compute, with these.
 
         Args:
-            addresses: of GPUs, as Spark gave them to a task.
+            addresses: addresses of GPUs, as Spark gave them to a task.
             ours: pids that may be there.
         """
         found = []

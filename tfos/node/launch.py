@@ -23,7 +23,7 @@ from tfos.node import bootstrap
 from tfos.node.spec import LaunchStatus, State, SupervisorSpec
 
 START_TIMEOUT_S = 60.0
-"""From the start of the process to its first status: imports, TLS and registration."""
+"""Seconds from the start of the process to its first status: imports, TLS and registration."""
 _MAX_LAST_OUTPUT = 16 * 1024
 
 _encoder = msgspec.msgpack.Encoder()

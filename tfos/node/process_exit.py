@@ -28,7 +28,7 @@ _BUFFERED = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 
 
 def leave(code: int = 0) -> NoReturn:
-    """Wait for threads that are no daemons, call the exit handlers, write buffers, and end.
+    """Wait for threads that are not daemons, call the exit handlers, write buffers, and end.
 
     Objects that are alive then are not finalized.
 

@@ -63,8 +63,8 @@ def command_line_option(pid: int, option: str) -> str:
     """Return the word after `option` in a process's command line, or an empty string.
 
     Args:
-        pid: of the process.
-        option: for example "--executor-id".
+        pid: pid of the process.
+        option: the option, for example "--executor-id".
     """
     words = command_line(pid)
     return words[words.index(option) + 1] if option in words[:-1] else ""
@@ -82,7 +82,7 @@ def wait_exited(pidfds: Collection[int], timeout_s: float) -> bool:
     """Wait until all of these processes have ended; False at the deadline.
 
     Args:
-        pidfds: of the processes.
+        pidfds: pidfds of the processes.
         timeout_s: seconds for all of them together.
     """
     deadline_s = time.monotonic() + timeout_s
@@ -197,7 +197,7 @@ def memory_limit_bytes() -> int | None:
         group = (_CGROUPS / "memory" if controllers else _CGROUPS) / path.lstrip("/")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         for candidate in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            with contextlib.suppress(OSError, ValueError):  # "max" is not a number
                 limit = int((candidate / name).read_text())
                 found += [limit] if limit < _NO_LIMIT_BYTES else []
     return min(found, default=None)

@@ -34,7 +34,7 @@ from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
 _STOP_LOOK_S = 0.1
-"""How often a server that restores, or is to know whether it does, looks whether it is to stop."""
+"""How often a server that restores, or waits to know whether it does, checks for a stop."""
 CLOSE_TIMEOUT_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ServerProcess:
 
     Args:
         spec: the child's document.
-        link: to the supervisor.
+        link: link to the supervisor.
     """
 
     def __init__(self, spec: ChildSpec, link: ChildLink[ToServer]) -> None:
@@ -141,9 +141,9 @@ class ServerProcess:
         if plan is None:  # Spark repeats a task whatever the cluster can use
             raise CheckpointError(
                 f"{bundle.name} was started again (attempt {self._spec.attempt}): the parameters "
-                "of the attempt before it are lost, and the cluster has no checkpoints to go on "
-                "from. Start the cluster again, and set ClusterConfig(checkpoints=...), from which "
-                "a server goes on"
+                "of its last attempt are lost, and the cluster has no checkpoints to go on "
+                "from. Set ClusterConfig(checkpoints=...), from which a server goes on, and start "
+                "the cluster again"
             )
         step = self._server.start_restoring(
             plan.directory,
@@ -197,11 +197,11 @@ def main(body: bytes) -> None:
 
 
 def _older(server: PSServer, step: int, directory: str) -> str:
-    """Return what the driver is told of a server that could not take the newest step."""
+    """Return what the driver hears of a server that could not take the newest step."""
     return (
         f"{server}: it goes on from step {step}, as its part of step {server.skipped_step} is "
-        "damaged. Servers that were lost with it go on from the newest of which their own parts "
-        "are whole, so the parameters may be of several steps from here on. To go back to one, "
+        "damaged. Servers that were lost with it go on from their own newest undamaged "
+        "step, so the parameters may be of several steps from here on. To go back to one, "
         f"end the job, remove the steps above {step} from {directory}, and run it again with "
         "Checkpoints(resume=True)"
     )

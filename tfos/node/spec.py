@@ -21,7 +21,7 @@ from tfos.config import ClusterConfig, TensorBoardConfig
 from tfos.topology import PlannedNode
 
 NO_KEYS = TlsCredentials(b"", b"", b"")
-"""In the place of the control plane's keys where a process does not need them."""
+"""Used instead of the control plane's keys where a process does not need them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class NodeSettings:
     driver_address: str
     """`host:port` of the control server."""
     config: ClusterConfig
-    """As the user gave it: a node reads its settings there, so a new one needs no field here."""
+    """The user's configuration: a node reads settings there, so a new one needs no field here."""
     tensorboard: TensorBoardConfig
     num_workers: int
     """Workers including the chief."""
@@ -65,7 +65,7 @@ class NodeBundle:
     rpc_secret: bytes = field(repr=False)
     """Shared by the nodes of this cluster: the data plane's key (`rpc` Credentials)."""
     data_tls: TlsCredentials | None = field(default=None, repr=False)
-    """This node's own for the data plane; None: that goes without TLS."""
+    """This node's own for the data plane; None: the data plane has no TLS."""
     main_fun: bytes = field(default=b"", repr=False)
     """cloudpickle of `(main_fun, args)`; empty for a PS."""
     threads: int = 0
@@ -94,7 +94,7 @@ class Executor(msgspec.Struct, frozen=True):
     host: str
     """Advertised to the other nodes, and bound."""
     jvm_pid: int
-    """Of the process that the node ends with: the executor's JVM, or the driver. 0: none."""
+    """Pid of the process that the node ends with: the executor's JVM, or the driver. 0: none."""
     cores: int
     cwd: str
     spark_files: str
@@ -136,13 +136,13 @@ class ChildSpec(msgspec.Struct, frozen=True):
     socket_dir: str
     """Private directory for the Unix socket; the supervisor removes it."""
     log_dir: str
-    """For TensorBoard's event files."""
+    """Directory for TensorBoard's event files."""
     files_dir: str = ""
     """Private directory for files of the job; the supervisor removes it."""
     restart: int = 0
     """How many children of this node came before; above 0 a server loads the last checkpoint."""
     value_fd: int = -1
-    """As of SupervisorSpec."""
+    """See SupervisorSpec."""
     rows_fd: int = -1
     """Inherited memfd for the marks of fed rows; -1: the node takes none."""
     listen_fds: tuple[int, ...] = ()
@@ -166,4 +166,4 @@ class LaunchStatus(msgspec.Struct, frozen=True):
     state: State
     reason: str = ""
     is_cut_off: bool = False
-    """It has ended because it never reached the driver, or by a signal."""
+    """Whether it ended because it never reached the driver, or by a signal."""

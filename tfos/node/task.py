@@ -39,7 +39,7 @@ class NodeResult:
     name: str
     outcome: str
     """`released`: roster complete, the node goes on. `ended`: it is over. `lost`: the supervisor
-    vanished without a word."""
+    vanished without a report."""
     reason: str = ""
     value: bytes = b""
     """What main_fun has handed over; see NodeContext.hand_over."""
@@ -57,7 +57,7 @@ class NodeTask:
     hold_slot: bool
     """Stay until the node ends; else return, and free the slot, once the roster is complete."""
     versions: dict[str, str] = field(default_factory=dict)
-    """The driver's; see tfos.node.versions."""
+    """The driver's versions; see tfos.node.versions."""
     first_attempt: int = 0
     """Added to Spark's attempt number: a later job may restart a node of an earlier one."""
 
@@ -81,7 +81,7 @@ class NodeTask:
         """Run one node in a process beside this one, which is the driver; it ends with it.
 
         Args:
-            bundle: of the node.
+            bundle: the node's bundle.
 
         Raises:
             NodeStartError: the supervisor did not come up.
@@ -200,8 +200,8 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
 
     Args:
         loopback: everything runs on the driver's host.
-        cores: of the executor.
-        gpus: of the task.
+        cores: the executor's cores.
+        gpus: the task's GPUs.
 
     Raises:
         NodeStartError: no executor is above this process, as in a container of its own.
@@ -212,7 +212,7 @@ def find_executor(*, loopback: bool, cores: int, gpus: tuple[str, ...] = ()) -> 
     if is_local and not loopback:  # its peers are on other hosts, where 127.0.0.1 is another node
         raise NodeStartError(
             f"no Java with --executor-id is above process {os.getpid()} on {socket.gethostname()} "
-            f"({sys.executable}), so this node cannot tell its host nor the end of its executor: "
+            f"({sys.executable}), so this node cannot find its host or notice its executor's end. "
             "PYSPARK_PYTHON must run in the executor's own PID namespace, with /proc readable"
         )
     hostname = procfs.command_line_option(jvm_pid, "--hostname") if jvm_pid else ""
@@ -235,7 +235,7 @@ def _advertised_host(hostname: str, *, loopback: bool) -> str:
         return "127.0.0.1"
     # Spark writes a literal IPv6 address in brackets, as nothing but a URL takes it.
     local_ip, hostname = (each.strip("[]") for each in (os.environ.get(_LOCAL_IP, ""), hostname))
-    if is_wildcard(local_ip):  # an address to bind; at another host it means that host
+    if is_wildcard(local_ip):  # an address to bind; on another host it means that host
         local_ip = ""
     return local_ip or hostname or socket.getfqdn()
 

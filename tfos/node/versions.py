@@ -19,7 +19,7 @@ from pathlib import Path
 from tfos.version import __version__
 
 SOURCE = "source of tfos"
-"""Digest of it, among the versions: two commits may have one version number."""
+"""Digest of the source, among the versions: two commits may have one version number."""
 _ROOMS = ("feeding", "ps", "rpc", "tfos")
 
 _DISTRIBUTIONS = {
@@ -27,7 +27,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras",),
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
 }
-"""Compared before each start of a node."""
+"""Packages compared before each start of a node."""
 OTHER_DISTRIBUTIONS = {
     name: (name,)
     for name in (
@@ -35,7 +35,7 @@ OTHER_DISTRIBUTIONS = {
         *("psutil", "pyarrow", "pyspark", "tensorboard"),
     )
 }
-"""What tfos works with besides; each costs a start a few milliseconds."""
+"""Further packages that tfos works with; each costs a start a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def source_digest(root: Path) -> str:
 
 
 def compare(driver: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """Return the differences; a package that only one side has is none.
+    """Return the differences; a package that only one side has is not one.
 
     Args:
         driver: versions by package.
@@ -134,7 +134,7 @@ def note(differences: Sequence[Difference]) -> str:
         return ""
     return (
         f"They are two commits of tfos {__version__}: if it has changed on disk since the driver "
-        "began, start the driver (a notebook: its kernel) anew. "
+        "started, restart the driver (in a notebook: its kernel). "
     )
 
 

@@ -21,8 +21,8 @@ def read_at(descriptor: int, length: int, offset: int) -> bytes:
 
     Args:
         descriptor: open for reading.
-        length: in bytes.
-        offset: of the first byte.
+        length: number of bytes.
+        offset: offset of the first byte.
 
     Raises:
         OSError: the file ends before, or cannot be read.
@@ -34,8 +34,8 @@ def read_at(descriptor: int, length: int, offset: int) -> bytes:
         if not piece:
             raise OSError(
                 errno.EIO,
-                f"the file ends {stop - at} bytes before byte {stop}, which {length} bytes were to "
-                "end at: its writer has ended too early",
+                f"the file ends {stop - at} bytes before byte {stop}, where {length} bytes should "
+                "end: its writer ended too early",
             )
         pieces.append(piece)
         at += len(piece)
@@ -48,7 +48,7 @@ def write_at(descriptor: int, data: Data, offset: int) -> None:
     Args:
         descriptor: open for writing.
         data: bytes.
-        offset: of the first byte.
+        offset: offset of the first byte.
 
     Raises:
         OSError: no space is left; a part may be written.

@@ -78,8 +78,8 @@ class Workspace:
 
     Args:
         executor: where the node runs.
-        node_name: for example "worker-0".
-        attempt: of the node.
+        node_name: the node's name, for example "worker-0".
+        attempt: the node's attempt.
         cluster_id: part of the directories' names.
     """
 

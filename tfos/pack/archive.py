@@ -31,7 +31,7 @@ def check_target(target: Path) -> None:
     """Refuse a file that cannot be the archive.
 
     Raises:
-        SettingsError: with the names that can be, or why nothing can be written there.
+        SettingsError: the file cannot be the archive; with possible names, or the reason.
     """
     if not target.name.endswith(SUFFIXES):
         raise SettingsError(
@@ -48,7 +48,7 @@ def check_target(target: Path) -> None:
         partial.unlink()
     except OSError as error:
         raise SettingsError(
-            f"{target} cannot be written: {error.strerror}; name a file that you may make"
+            f"{target} cannot be written: {error.strerror}; name a file that you may create"
         ) from error
 
 
@@ -64,7 +64,7 @@ def write(
     Args:
         target: file to write.
         entries: what goes in, one per name.
-        level: of gzip, 1 to 9.
+        level: gzip's level, 1 to 9.
         on_bytes: called with the size of each file that was added.
 
     Raises:

@@ -32,7 +32,7 @@ class Binary:
 
 
 def read(path: Path) -> Binary | None:
-    """Return what a file says; None: it is no ELF file, or a damaged one."""
+    """Return what a file says; None: it is not an ELF file, or a damaged one."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None

@@ -50,11 +50,11 @@ class Rules:
 
     left_out: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    """Stronger than `left_out`."""
+    """Patterns that override `left_out`."""
     needed: frozenset[str] = frozenset()
     """Paths of modules that a node imports, which `left_out` leaves where they are."""
     unwanted: tuple[str, ...] = ()
-    """What the user leaves out, whoever imports it: half of a package would be worse than none."""
+    """Patterns that the user leaves out, whatever imports them: half a package would be worse."""
 
     def leave_out(self, name: str) -> bool:
         """Say whether a file or directory, with all below it, stays behind."""
@@ -92,7 +92,7 @@ def unmatched(patterns: Collection[str], roots: Collection[Path]) -> list[str]:
     """Return the patterns that match no file and no directory, and so change nothing.
 
     Args:
-        patterns: of paths below the directories.
+        patterns: patterns of paths below the directories.
         roots: the directories.
     """
     names = {

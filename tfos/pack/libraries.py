@@ -25,7 +25,7 @@ from tfos.pack.binaries import Binary
 from tfos.pack.programs import run
 
 RPATH = "$ORIGIN/../lib"
-"""From `bin`, where the interpreter is."""
+"""Path of the libraries from `bin`, where the interpreter is."""
 TIMEOUT_S = 120.0
 _OF_GLIBC = re.compile(
     r"(ld-linux[\w-]*|ld64|libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl"
@@ -40,9 +40,9 @@ class HostLibraries:
     """What the environment needs of this host beyond glibc and drivers."""
 
     files: Mapping[str, Path]
-    """By the name that is looked for."""
+    """Files by the name that is looked for."""
     linked: tuple[str, ...]
-    """Those of `files` that files with a RUNPATH of their own need."""
+    """Names in `files` that files with a RUNPATH of their own need."""
     missing: tuple[str, ...]
     """Names that are not on this host either: parts of packages that do not work here."""
     glibc: tuple[int, int]
@@ -55,11 +55,11 @@ def is_of_host(name: str) -> bool:
 
 
 def host_libraries(found: Mapping[Path, Binary], relinked: Collection[Path]) -> HostLibraries:
-    """Find the libraries that have to be added.
+    """Find the libraries that must be added.
 
     Args:
         found: every ELF file of the environment.
-        relinked: those whose RUNPATH is removed.
+        relinked: files whose RUNPATH is removed.
     """
     # What Python loads before is found by its name, wherever it is.
     inside = {path.name for path in found} | {each.name for each in found.values()}

@@ -32,7 +32,7 @@ class Choices:
     """What a user says about the contents; patterns of paths below site-packages."""
 
     kept: tuple[str, ...] = ()
-    """Of what the rules leave out, such as `pyspark/jars`."""
+    """Patterns to pack although the rules leave them out, such as `pyspark/jars`."""
     left_out: tuple[str, ...] = ()
     level: int = GZIP_LEVEL
 
@@ -43,12 +43,12 @@ class Packed:
 
     num_files: int
     before_bytes: int
-    """Of the environment, its standard library and its interpreter, with what stayed behind."""
+    """Size of the environment, its standard library and interpreter, with what stayed behind."""
     files_bytes: int
-    """Of the archive's files."""
+    """Size of the archive's files."""
     archive_bytes: int
     num_modules: int
-    """With bytecode."""
+    """Modules with bytecode."""
     num_kernels: int
     libraries: HostLibraries
     given_up: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Packed:
 
 @dataclass
 class PackProgress:
-    """Who is told what happens; by default nobody."""
+    """Callbacks for progress; by default they do nothing."""
 
     on_step: Callable[[str], None] = field(default=lambda _: None)
     on_size: Callable[[int], None] = field(default=lambda _: None)
@@ -73,7 +73,7 @@ def pack(target: Path, choices: Choices, progress: PackProgress) -> Packed:
     Args:
         target: archive to write; an older one is replaced when the new one is whole.
         choices: changes to the rules.
-        progress: is told the steps and bytes.
+        progress: gets the steps and bytes.
 
     Raises:
         SettingsError: the name of the archive.
@@ -82,7 +82,7 @@ def pack(target: Path, choices: Choices, progress: PackProgress) -> Packed:
     archive.check_target(target)
     home = PythonHome.running()
     with tempfile.TemporaryDirectory(prefix="tfos-pack-") as scratch:
-        Relinker(Path(scratch))  # so that what is missing is told before minutes of work
+        Relinker(Path(scratch))  # so that a missing program is reported before minutes of work
         progress.on_step("compiling kernels, and importing what nodes import")
         (Path(scratch) / "warm").mkdir()
         warmed = warming.warmed(Path(scratch) / "warm")
@@ -99,7 +99,7 @@ def pack_home(
         warmed: what a node of it loads.
         target: archive to write.
         choices: changes to the rules.
-        progress: is told the steps and bytes.
+        progress: gets the steps and bytes.
 
     Raises:
         UnsupportedError: a node imports what lies elsewhere.
@@ -143,7 +143,7 @@ def check_places(home: PythonHome, warmed: Warmed) -> None:
         warmed: what a node of it loads.
 
     Raises:
-        UnsupportedError: with the first such module.
+        UnsupportedError: nodes import such a module; with the first one.
     """
     roots = (home.stdlib, *home.packages, *(home.own_root / name for name in _elsewhere(home)))
     outside = [
@@ -154,7 +154,7 @@ def check_places(home: PythonHome, warmed: Warmed) -> None:
     if outside:
         others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
         raise UnsupportedError(
-            f"{outside[0]}{others} is imported by what a node runs, and lies in no directory that "
+            f"{outside[0]}{others} is imported by what a node runs, but lies in no directory that "
             f"is packed: neither in {home.packages[0]} nor in {home.stdlib}. Install it there "
             "with pip, or take its directory from PYTHONPATH and run tfos pack elsewhere if nodes "
             "do without it"
@@ -162,7 +162,7 @@ def check_places(home: PythonHome, warmed: Warmed) -> None:
 
 
 def _files(home: PythonHome, warmed: Warmed, choices: Choices) -> Iterator[Entry]:
-    """Yield what the environment has; of one name the last counts."""
+    """Yield what the environment has; for equal names the last one counts."""
     python = f"python{home.version}"
     yield Entry(f"bin/{python}", home.executable, is_executable=True)
     yield from (Entry(f"bin/{name}", link=python) for name in ("python", "python3"))
@@ -208,7 +208,7 @@ def _below(directory: Path, modules: Iterable[Path]) -> frozenset[str]:
 def _relinked(
     home: PythonHome, entries: dict[str, Entry], found: Mapping[Path, Binary], scratch: Path
 ) -> HostLibraries:
-    """Add the host's libraries to the entries, and put changed copies in the place of files."""
+    """Add the host's libraries to the entries, and replace files by changed copies."""
     modules = {
         name: entry.source
         for name, entry in entries.items()
@@ -242,7 +242,7 @@ def _is_of_stdlib(home: PythonHome, entry: Entry) -> bool:
 def _bytecode(entries: Mapping[str, Entry], modules: Iterable[Path], scratch: Path) -> list[Entry]:
     """Compile what nodes import: in a tree that cannot be written each process would do it.
 
-    Unchecked hashes in place of times: unpacking may change a file's time, and nobody its text.
+    With unchecked hashes instead of times: unpacking may change a file's time, but not its text.
     """
     wanted = set(modules)
     compiled: list[Entry] = []

@@ -24,7 +24,7 @@ def run(
         environment: its own; None: that of this process.
 
     Raises:
-        UnsupportedError: it did not end in time.
+        UnsupportedError: the program did not end in time.
     """
     try:
         return subprocess.run(
@@ -38,5 +38,5 @@ def run(
     except subprocess.TimeoutExpired:
         raise UnsupportedError(
             f"{shlex.join(map(str, command))} did not end within {timeout_s:g} s and was killed: "
-            "see whether this host is overloaded or its file system hangs, and pack again"
+            "check whether this host is overloaded or its file system hangs, and pack again"
         ) from None

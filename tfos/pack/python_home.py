@@ -31,9 +31,9 @@ class PythonHome:
     """Places of one environment."""
 
     prefix: Path
-    """Of the environment, which is a virtual one if it is not `base`."""
+    """Prefix of the environment, which is a virtual one if it is not `base`."""
     base: Path
-    """Of the interpreter and the standard library."""
+    """Prefix of the interpreter and the standard library."""
     executable: Path
     """The interpreter itself, no link to it."""
     version: str
@@ -51,7 +51,7 @@ class PythonHome:
         """Return the environment of this process.
 
         Raises:
-            UnsupportedError: it cannot be packed; with the next step.
+            UnsupportedError: the environment cannot be packed; with the next step.
         """
         if sys.platform != "linux" or sys.implementation.name != "cpython":
             raise UnsupportedError(
@@ -79,7 +79,7 @@ class PythonHome:
         """Refuse what cannot be packed.
 
         Raises:
-            UnsupportedError: with both facts and the next step.
+            UnsupportedError: the environment cannot be packed; with both facts and the next step.
         """
         if (self.prefix / "conda-meta").is_dir():
             raise UnsupportedError(
@@ -127,7 +127,7 @@ def _first_site(executable: Path) -> Path:
     """Ask the interpreter without its environment where it would look for packages."""
     done = run([executable, "-I", "-S", "-c", _SITE], ASK_TIMEOUT_S)
     if done.returncode:
-        raise UnsupportedError(f"{executable} does not run by itself: {done.stderr.strip()[-500:]}")
+        raise UnsupportedError(f"{executable} does not run alone: {done.stderr.strip()[-500:]}")
     return Path(done.stdout.strip())
 
 
@@ -154,7 +154,7 @@ def _check_editable(directory: Path) -> None:
 def _editable(
     distributions: Iterable[importlib.metadata.Distribution],
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and URL of those that PEP 610 marks so."""
+    """Yield name and URL of the distributions that PEP 610 marks as editable."""
     for each in distributions:
         origin = json.loads(each.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):

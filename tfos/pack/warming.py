@@ -32,7 +32,7 @@ OPTIONAL_MODULES = ("pandas", "pyspark.worker", "pyspark.sql", "tensorboard.main
 _LIST = "modules.json"
 _OF_SPARK = ("pyspark", "py4j")
 _GENERATED = "__autograph_generated_file"
-"""Of TensorFlow: a module that it writes, loads and removes."""
+"""Prefix of modules that TensorFlow writes, loads and removes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Warmed:
     modules: tuple[Path, ...] = ()
     """Source files of the imported modules."""
     of_spark: frozenset[Path] = frozenset()
-    """Those of them that a cluster has of its own."""
+    """Modules among them that a cluster has of its own."""
     kernels: tuple[tuple[str, Path], ...] = ()
     """Files of compiled kernels, each with its place below the packages."""
 
@@ -53,7 +53,7 @@ def warmed(directory: Path) -> Warmed:
     """Run the process; it takes minutes where no kernel has been compiled before.
 
     Args:
-        directory: for its results.
+        directory: where its results go.
 
     Raises:
         UnsupportedError: the process failed; with its last words.
@@ -74,7 +74,7 @@ def warmed(directory: Path) -> Warmed:
 
 
 def _place(name: str) -> Path:
-    """Return where a module was found; what its file itself is a link to is packed in its place."""
+    """Return where a module was found; a link is packed as the file that it leads to."""
     path = Path(name)
     return path.parent.resolve() / path.name
 

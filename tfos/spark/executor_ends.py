@@ -30,7 +30,7 @@ class ExecutorEnds:
 
     Args:
         sc: the SparkContext.
-        patience_s: to wait for the reason of one failure at most.
+        patience_s: seconds to wait for the reason of one failure at most.
     """
 
     def __init__(self, sc: Any, patience_s: float = PATIENCE_S) -> None:
@@ -42,8 +42,8 @@ class ExecutorEnds:
         """Return the failure with Spark's reason, or as it is where that explains nothing.
 
         Args:
-            failure: of a node.
-            waits: for a reason that Spark does not have yet.
+            failure: a node's failure.
+            waits: whether to wait for a reason that Spark does not have yet.
         """
         if not failure.executor_id or not may_be_lost_executor(failure):
             return failure
@@ -92,8 +92,8 @@ def explained(failure: NodeFailure, reason: str, yarn_application: str) -> NodeF
     """Return the failure as the loss of its executor, with Spark's reason.
 
     Args:
-        failure: of a node on that executor.
-        reason: as Spark has it, of several lines.
+        failure: failure of a node on that executor.
+        reason: Spark's reason, of several lines.
         yarn_application: its id; "": not on YARN.
     """
     line = " ".join(reason.split()).rstrip(".")

@@ -30,11 +30,11 @@ class ExecutorMemory:
     off_heap_mib: float
     """`spark.memory.offHeap.size` where it is enabled; Java's too."""
     python_mib: float
-    """`spark.executor.pyspark.memory`, which a container has besides; 0: it is not set."""
+    """`spark.executor.pyspark.memory`, which a container has in addition; 0: it is not set."""
     slots: int
     """Tasks, and therefore nodes, that it runs at once."""
     is_contained: bool
-    """Whether a cluster manager asks for a container of the sum; else the host alone is a limit."""
+    """Whether a cluster manager gives a container of the sum; else only the host is a limit."""
 
     @property
     def container_mib(self) -> float:
@@ -59,7 +59,7 @@ class ExecutorMemory:
         """Return what nodes with TensorFlow lack, and what to set; "": nothing, or no container.
 
         Args:
-            nodes: on this executor.
+            nodes: number of nodes on this executor.
         """
         needed_mib = overhead_mib(nodes)
         if not self.is_contained or self.room_mib >= needed_mib:
@@ -80,7 +80,7 @@ def of_settings(conf: Mapping[str, str], master: str) -> ExecutorMemory:
         master: Spark's master.
 
     Raises:
-        ConfigError: a size or number is none.
+        ConfigError: a size or number is invalid.
     """
     heap_mib = mib(conf.get("spark.executor.memory", "1g"))
     overhead = conf.get("spark.executor.memoryOverhead")
@@ -115,15 +115,15 @@ def mib(size: str, *, bare: str = "m") -> float:
     """Return a size of Spark's settings in MiB.
 
     Args:
-        size: as Spark reads it, e.g. 2g.
+        size: the size as Spark reads it, e.g. 2g.
         bare: unit of a number without one; it differs between settings.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a size.
     """
     match = _SIZE.fullmatch(size.strip())
     if match is None:
-        raise ConfigError(f"{size!r} is no size that Spark understands, e.g. 2g or 512m.")
+        raise ConfigError(f"{size!r} is not a size that Spark understands, e.g. 2g or 512m.")
     return int(match.group(1)) * _MIB[(match.group(2) or bare).lower()]
 
 
@@ -136,7 +136,7 @@ def _overhead_factor(conf: Mapping[str, str], master: str) -> float:
         return float(stated or "0.1")
     except ValueError:
         raise ConfigError(
-            f"spark.executor.memoryOverheadFactor={stated!r} is no number; e.g. 0.1."
+            f"spark.executor.memoryOverheadFactor={stated!r} is not a number; e.g. 0.1."
         ) from None
 
 

@@ -34,7 +34,7 @@ class SparkFacts:
     default_fs: str
     application_id: str = ""
     ui_url: str = ""
-    """Of Spark's own page; empty: it has none."""
+    """URL of Spark's own page; empty: it has none."""
 
     @property
     def is_local(self) -> bool:
@@ -102,7 +102,7 @@ class SparkFacts:
 
     @property
     def expected_executors(self) -> int | None:
-        """Number of executors that Spark keeps by itself; None: the configuration has none."""
+        """Number of executors that Spark keeps on its own; None: the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)
         if match and not self.is_dynamic:
             return int(match.group(1))
@@ -161,7 +161,7 @@ class SparkFacts:
 
     @property
     def files_are_encrypted(self) -> bool:
-        """Whether Spark encrypts what it writes to disk: nodes' keys pass through a file of it."""
+        """Whether Spark encrypts what it writes to disk: nodes' keys pass through such a file."""
         return is_true(self.conf, "spark.io.encryption.enabled")
 
 
@@ -222,7 +222,7 @@ def active_context() -> Any:
     context = SparkContext._active_spark_context
     if context is None:
         raise SettingsError(
-            "there is no SparkContext in this process: make one first, such as "
+            "there is no SparkContext in this process: create one first, for example by "
             "SparkSession.builder.getOrCreate(), or pass it as sc= where the call has that argument"
         )
     return context

@@ -32,7 +32,7 @@ _UNWIND_S = 5.0
 
 
 class CancelToken:
-    """Shows a running call that nobody waits for its result any more.
+    """Shows a running call that its result is no longer awaited.
 
     A plain attribute: it is set where a signal handler may have interrupted the main thread, which
     may hold any lock.
@@ -50,11 +50,11 @@ class InterruptibleCall(Generic[Result]):
     """One call on its own daemon thread.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
         function: what it calls; must end soon once `cancel` is set.
         cancel: set when the wait for the result was interrupted; None: one of its own.
         spark: SparkContext in which it runs jobs with the local properties of the thread that waits
-            (scheduler pool and the like); None: it runs none.
+                (such as the scheduler pool); None: it runs none.
     """
 
     def __init__(

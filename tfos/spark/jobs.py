@@ -33,7 +33,7 @@ _PYTHON_ERROR = re.compile(
     r".+(?:\n(?!\tat ).+)*",
     re.M,
 )
-"""With the lines that follow, up to a blank one: a message may hold a table."""
+"""A Python error with the lines that follow, up to a blank one: a message may hold a table."""
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
@@ -68,7 +68,7 @@ class SparkJob(Generic[Result]):
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
-        waves: in which the action submits its tasks; None: it does so in one job.
+        waves: waves in which the action submits its tasks; None: it does so in one job.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def inheriting(spark: Any, function: Callable[Arguments, Result]) -> Callable[Ar
 
     Args:
         spark: the SparkContext, or a session of Connect.
-        function: to call.
+        function: the function to call.
     """
     check_running(spark)
     properties = spark._jsc.sc().getLocalProperties().clone()
@@ -208,12 +208,12 @@ class Waves:
     def __init__(self, wave_s: float) -> None:
         self._wave_s = wave_s
         self.num_tasks = 0
-        """Of all waves; 0 until the first begins."""
+        """Tasks of all waves; 0 until the first begins."""
         self._num_ended = 0
         """Tasks of the waves that have ended."""
 
     def collect(self, rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
-        """As collect_in_order."""
+        """See collect_in_order."""
         partitions = order(rdd.getNumPartitions())
         found: list[Any] = []
         size, begin = 1, 0
@@ -242,7 +242,7 @@ def next_size(size: int, took_s: float, wave_s: float) -> int:
     Args:
         size: tasks of the wave that has ended.
         took_s: seconds that it took.
-        wave_s: seconds that a wave is to take.
+        wave_s: seconds that a wave should take.
     """
     return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
@@ -291,13 +291,13 @@ def jvm_has_ended(sc: Any, error: BaseException) -> bool:
 
     Args:
         sc: the SparkContext.
-        error: of the job.
+        error: the job's error.
     """
     if hasattr(error, "java_exception"):
         return False
     try:
         sc._jvm.java.lang.System.nanoTime()
-    except Exception as silent:  # noqa: BLE001 - the end of a job is told, whatever this says
+    except Exception as silent:  # noqa: BLE001 - a job's end is reported, whatever this says
         return isinstance(silent, OSError) or type(silent).__module__ == "py4j.protocol"
     return False
 
@@ -305,7 +305,7 @@ def jvm_has_ended(sc: Any, error: BaseException) -> bool:
 def failed_task_of(error: BaseException) -> int | None:
     """Return the number of the task that a job failed with, as Spark tells it; None: it does not.
 
-    Of a job over all partitions it is the number of the partition.
+    For a job over all partitions it is the number of the partition.
     """
     found = _FAILED_TASK.search(_text_of(error))
     return int(found[1]) if found else None

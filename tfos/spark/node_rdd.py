@@ -16,7 +16,7 @@ def node_rdd(sc: Any, items: Sequence[object], executors: Sequence[str]) -> Any:
     Args:
         sc: the SparkContext.
         items: one per node; they pickle.
-        executors: for each item where Spark should run its task, as `task_location` says it; empty
+        executors: where Spark should run each item's task, as `task_location` returns it; empty
             strings: anywhere. Spark waits for it `spark.locality.wait`, then takes another one.
     """
     if not any(executors):
@@ -39,7 +39,7 @@ def task_location(host: str, executor_id: str) -> str:
     """Return an executor as Spark's scheduler names it in the preferences of a task.
 
     Args:
-        host: as the scheduler knows it.
+        host: host name that the scheduler knows.
         executor_id: Spark's.
     """
     return f"executor_{host}_{executor_id}"

@@ -35,7 +35,7 @@ def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
     """Return a Param, to be an attribute of a class.
 
     Args:
-        name: of the attribute.
+        name: the attribute's name.
         doc: what the Param says.
         convert: makes the value of what a user sets.
     """
@@ -50,8 +50,8 @@ def accessors(
     """Return the setter and the getter of a Param, to be methods of its class.
 
     Args:
-        name: of the Param.
-        kind: of its value.
+        name: the Param's name.
+        kind: its value's kind.
         title: what follows `set` and `get`; None: the name, each of its words in capitals.
     """
     title = title or re.sub(r"(?:^|_)([a-z])", lambda found: found[1].upper(), name)

@@ -42,11 +42,11 @@ def pickle_value(value: Any, whose: str) -> bytes:
     """Return what a function has returned as bytes.
 
     Args:
-        value: it.
-        whose: who returned it, for the error.
+        value: what the function returned.
+        whose: the function that returned it, for the error.
 
     Raises:
-        NotPicklable: names that and the type.
+        NotPicklable: names the function and the type.
     """
     try:
         pickled: bytes = cloudpickle.dumps(value)
@@ -63,9 +63,9 @@ def unpickle_value(data: bytes, whose: str, kind: type[TFOSError]) -> Any:
     """Return what a function has returned.
 
     Args:
-        data: of `pickle_value`.
-        whose: value it is, for the error.
-        kind: the class of the error where the driver cannot read it.
+        data: bytes from `pickle_value`.
+        whose: the function whose value it is, for the error.
+        kind: class of the error if the driver cannot read it.
     """
     try:
         return cloudpickle.loads(data)
@@ -88,7 +88,7 @@ def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
         what, value, where = found
         return (
             f"{called} {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
-            f"travel to an executor. Create it inside {called}, or pass its ingredients in args."
+            f"travel to an executor. Create it inside {called}, or pass what it is made of in args."
         )
     part, value = _culprit_in_data("args", args, 0)
     return (

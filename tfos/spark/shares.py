@@ -16,13 +16,13 @@ class NodeShare:
 
     cores: int = 1
     gpus: float = 0.0
-    """More than 0 and less than 1: a part of one, which other tasks share."""
+    """GPUs; between 0 and 1: a part of one, which other tasks share."""
 
     def tasks(self, task: NodeShare) -> int:
         """Return how many tasks fit into this.
 
         Args:
-            task: what one takes.
+            task: what one task takes.
         """
         by_cores = self.cores // task.cores
         return min(by_cores, math.floor(self.gpus / task.gpus)) if task.gpus else by_cores

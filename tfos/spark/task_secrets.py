@@ -47,7 +47,7 @@ class TaskCredentials:
     """Credentials that a task takes from its job; pickled, it holds no secret.
 
     Args:
-        cluster_id: of the cluster.
+        cluster_id: the cluster's id.
     """
 
     cluster_id: str
@@ -68,7 +68,7 @@ def give_credentials(sc: Any, credentials: Credentials) -> None:
 
     Args:
         sc: the SparkContext.
-        credentials: of feed tasks.
+        credentials: credentials of feed tasks.
     """
     keys = None if credentials.tls is None else _pem(credentials.tls)
     document = _Document(credentials.secret, credentials.integrity, keys)
@@ -80,7 +80,7 @@ def give_keys(sc: Any, name: str, keys: TlsCredentials) -> None:
 
     Args:
         sc: the SparkContext.
-        name: for `taken_keys`, unique in the application.
+        name: name for `taken_keys`, unique in the application.
         keys: what it returns.
     """
     give(sc, name, msgspec.json.encode(_pem(keys)))
@@ -90,7 +90,7 @@ def taken_keys(name: str) -> TlsCredentials:
     """Return what `give_keys` has given to this task's job.
 
     Raises:
-        SettingsError: as `taken`.
+        SettingsError: see `taken`.
     """
     return TlsCredentials(*msgspec.json.decode(taken(name), type=_Pem))
 
@@ -104,7 +104,7 @@ def give(sc: Any, name: str, secret: bytes) -> None:
 
     Args:
         sc: the SparkContext.
-        name: of the secret, unique in the application.
+        name: the secret's name, unique in the application.
         secret: what `taken` returns.
     """
     key = PREFIX + name
@@ -115,7 +115,7 @@ def give(sc: Any, name: str, secret: bytes) -> None:
 
 
 def withdraw(sc: Any, name: str) -> None:
-    """Give this thread's later jobs the secret no more; without effect on a stopped context."""
+    """Stop giving this thread's later jobs the secret; without effect on a stopped context."""
     if sc._jsc is not None:
         sc.setLocalProperty(PREFIX + name, None)
 
@@ -153,5 +153,5 @@ def redaction_note(conf: Mapping[str, str]) -> str:
             return ""
     return (
         f"spark.redaction.regex={regex!r} does not match {PREFIX!r}, so Spark's event log shows "
-        "this cluster's secret to whoever may read it: add |secret to the expression"
+        "this cluster's secret to anyone who may read it: add |secret to the expression"
     )

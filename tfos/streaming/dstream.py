@@ -28,7 +28,7 @@ _LOOK_S = 0.5
 _LINE_S = 30.0
 """Seconds between two lines about a stream that goes on."""
 _ENDS = {"INITIALIZED": "it was never started", "STOPPED": "it has ended"}
-"""By Spark's state of a context whose stream does not run."""
+"""Why a stream does not run, by Spark's state of its context."""
 
 
 def finish_stream(
@@ -38,9 +38,9 @@ def finish_stream(
 
     Args:
         ssc: pyspark's StreamingContext.
-        coordinator: of the cluster that the stream trains.
+        coordinator: coordinator of the cluster that the stream trains.
         console: shows that the stream goes on.
-        timeout_s: after so many seconds the stream is stopped all the same, once the batches that
+        timeout_s: after this many seconds the stream is stopped anyway, once the batches that
             wait then are trained; may be infinite.
 
     Returns:
@@ -71,7 +71,7 @@ def finish_stream(
     if end:
         console.line(f"the stream stops: {end}")
     is_running = coordinator.phase is ClusterPhase.RUNNING
-    # Batches that wait cannot be trained without a cluster: each would fail by itself.
+    # Batches that wait cannot be trained without a cluster: each would fail on its own.
     ssc.stop(stopSparkContext=False, stopGraceFully=is_running)
     return failure
 

@@ -32,12 +32,12 @@ DEFAULT_STOP_S = 600.0
 _LOOK_S = 0.5
 _POLL_S = 0.02
 _COMMIT_S = 5.0
-"""For Spark to mark a batch as done once train_batch has returned."""
+"""Seconds for Spark to mark a batch as done once train_batch has returned."""
 _END_S = 30.0
-"""For a query to end after the order to stop, once no batch runs."""
+"""Seconds for a query to end after the order to stop, once no batch runs."""
 _SAVE_SHARE = 0.25
-"""Of the time that the cluster's end leaves a stream, what neither the running batch nor Spark
-takes from a save behind it."""
+"""Share of the time that the cluster's end leaves a stream: kept from the running batch and Spark
+for the save after it."""
 
 
 class StreamTraining:
@@ -52,10 +52,10 @@ class StreamTraining:
         query: Spark's own StreamingQuery.
         state: which batches are in the parameters.
         run: the batches of this run of the query.
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         ending: raises the cluster's failure.
-        save: saves the parameters behind the last batch, and waits for the end of its epoch, within
-            so many seconds.
+        save: saves the parameters after the last batch, and waits for the end of its epoch, within
+                this many seconds.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamTraining:
         self._is_raised = self._is_read = False
         self._stopping = threading.Lock()
         self._stop_error: TFOSError | None = None
-        """Of a stop that somebody else asked for."""
+        """Error of a stop that another thread asked for."""
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="tfos-stream", daemon=True).start()
 
@@ -152,7 +152,7 @@ class StreamTraining:
         return self._is_seen or self._error is None
 
     def is_newest(self, query: Any) -> bool:
-        """Whether this is no older run of a query that has just been started."""
+        """Whether this is not an older run of a query that has just been started."""
         return self.query is query or str(self.query.id) != str(query.id)
 
     @property
@@ -175,7 +175,7 @@ class StreamTraining:
         Raises:
             NodeFailedError: the cluster failed; the node's own traceback is the cause.
             FeedJobError, FeedTimeout: a batch could not be fed or saved.
-            StreamingQueryException: the query failed by itself; pyspark's.
+            StreamingQueryException: the query failed on its own; pyspark's.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -197,7 +197,7 @@ class StreamTraining:
         The cluster goes on: other data can be fed, or the next stream. Idempotent.
 
         Args:
-            timeout_s: for the running batch.
+            timeout_s: seconds for the running batch.
 
         Raises:
             FeedJobError: the batch or the query did not end in time, or a save failed.
@@ -215,8 +215,8 @@ class StreamTraining:
         """Stop before the cluster's end; return an error that the user has not seen.
 
         Args:
-            timeout_s: for the running batch and the save behind it together; a quarter is for the
-                save where saves do not follow each batch.
+            timeout_s: seconds for the running batch and the save after it; a quarter is for
+                        the save if saves do not follow each batch.
         """
         by_s, share = time.monotonic() + timeout_s, _SAVE_SHARE if self._run.saves_behind else 0.0
         spark_s = timeout_s * (1.0 - share)
@@ -261,14 +261,14 @@ class StreamTraining:
         is_asked: bool = False,
         saves_again: bool = False,
     ) -> None:
-        """End the query, as one thread at a time does; another one finds it ended and saved.
+        """End the query, one thread at a time; another thread finds it ended and saved.
 
         Args:
-            timeout_s: for the running batch.
+            timeout_s: seconds for the running batch.
             spark_by_s: monotonic time until which Spark may take to end the query before the save.
-            save_by_s: monotonic time until which the save behind it may take.
-            is_asked: somebody else asked for it; who uses the handle sees the error.
-            saves_again: save also behind a query that has ended, perhaps with something unsaved.
+            save_by_s: monotonic time until which the save after it may take.
+            is_asked: something else asked for it; the user of the handle sees the error.
+            saves_again: save also after a query that has ended, perhaps with something unsaved.
         """
         deadline_s = time.monotonic() + timeout_s
         is_free = self._stopping.acquire(timeout=timeout_s)
@@ -286,9 +286,7 @@ class StreamTraining:
             if not self._run.stop(max(0.0, deadline_s - time.monotonic())):
                 kept = ""
                 if self._run.saves_behind and not math.isinf(save_by_s):
-                    kept = (
-                        f", as shutdown(timeout=...) left it beside {_SAVE_SHARE:.0%} for the save"
-                    )
+                    kept = f", as shutdown(timeout=...) kept {_SAVE_SHARE:.0%} for the save"
                 raise FeedJobError(
                     f"the running micro-batch did not end within {timeout_s:.0f} s{kept}; call "
                     "stop() again, or end the cluster with abort()"
@@ -304,18 +302,18 @@ class StreamTraining:
                 self._stopping.release()
 
     def _save_again(self) -> None:
-        """Save behind a query that ended without stop(), or whose stop() could not save."""
+        """Save after a query that ended without stop(), or whose stop() could not save."""
         if self._run.error is not None or self._coordinator.read(_has_ended):
             return
         is_unsaved = self._state.num_unsaved > 0
         self._save(math.inf)
         if is_unsaved:
-            self._stop_error = None  # what is lost stays one
+            self._stop_error = None  # what is lost stays lost
 
     def _stop_query(self, spark_by_s: float, save_by_s: float) -> None:
         self._await_commit(spark_by_s)
-        # On a thread of its own: it returns when the query has ended, which a batch that is held
-        # back prevents; and that one may end only after Spark knows of the stop.
+        # On a thread of its own: it returns when the query has ended, which a held batch prevents;
+        # and that batch may end only after Spark knows of the stop.
         stopping = threading.Thread(target=self.query.stop, name="tfos-query-stop", daemon=True)
         stopping.start()
         began_s = time.monotonic()
@@ -361,7 +359,7 @@ class StreamTraining:
         self._ended.set()
 
     def _end_idle(self) -> None:
-        """End a query that waits for data, with the cluster's error; a batch fails by itself."""
+        """End a query that waits for data, with the cluster's error; a batch fails on its own."""
         failure: TFOSError | None = None
         try:
             self._ending.raise_failure()

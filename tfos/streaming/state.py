@@ -28,7 +28,7 @@ _INTERRUPTED = (
 """With this text in a Python function's error, Spark ends a query that has the order to stop
 without marking the batch as done or failed (StreamExecution.isInterruptionException)."""
 _HELD_S = 600.0
-"""For stop() to reach Spark; it takes seconds."""
+"""Seconds for stop() to reach Spark; it takes a few."""
 
 
 class StreamStopped(Exception):
@@ -36,7 +36,7 @@ class StreamStopped(Exception):
 
 
 class BatchStopped(FeedJobError):
-    """A batch was not trained to its end: somebody had asked main_fun to end its training."""
+    """A batch was not trained to its end: main_fun had been asked to end its training."""
 
 
 class StreamFailed(Exception):
@@ -51,17 +51,17 @@ class QueryState:
     """Spark's id; the same after a restart from the same checkpoint location."""
     feed: str = ""
     last_id: int = -1
-    """Of the last batch that is over; -1: none, ever."""
+    """Id of the last batch that is over; -1: none, ever."""
     is_known: bool = False
     """Whether `last_id` includes the batches of a restored checkpoint."""
     trained_id: int = -1
-    """Of the last batch with rows that is in the parameters; -1: none in this program."""
+    """Id of the last batch with rows that is in the parameters; -1: none in this program."""
     num_unsaved: int = 0
     """Batches trained since the last save."""
     first_unsaved_id: int = -1
-    """Of the first of them."""
+    """Id of the first of them."""
     num_batches: int = 0
-    """Trained in this program; such with rows."""
+    """Batches with rows trained in this program."""
     rows: int = 0
     dropped_rows: int = 0
     rows_per_s: float = 0.0
@@ -80,7 +80,7 @@ class QueryState:
         self.num_unsaved -= 1
 
     def know_trained(self, batch_id: int) -> None:
-        """A batch whose end nobody here waited for is in the parameters, perhaps in no save.
+        """A batch whose end this driver did not wait for is in the parameters, perhaps in no save.
 
         Args:
             batch_id: Spark's number of the micro-batch.
@@ -105,7 +105,7 @@ class QueryState:
 
         Args:
             batch_id: Spark's number of the micro-batch.
-            report: of the epoch that fed it.
+            report: report of the epoch that fed it.
         """
         if report.fed_rows:
             if not self.num_unsaved:
@@ -128,7 +128,7 @@ class RunPhase(Enum):
     STOPPING = auto()
     """No batch is trained any more."""
     HELD = auto()
-    """As STOPPING, and Spark waits for a batch that is not to be trained, or only was in part."""
+    """Like STOPPING, but Spark waits for a batch that must not be trained, or only was in part."""
 
 
 @dataclass
@@ -140,12 +140,12 @@ class StreamRun:
     error: BaseException | None = None
     """Why train_batch failed, or the query was ended without a batch."""
     has_handle: bool = False
-    """A StreamTraining ends the query in order."""
+    """Whether a StreamTraining ends the query in order."""
     saves_behind: bool = False
     """Whether its stop may have to save: saves do not follow each batch."""
     phase: RunPhase = RunPhase.IDLE
     let_go: threading.Event = field(default_factory=threading.Event)
-    """The query has the order to stop: batches that are held back may end."""
+    """Set once the query has the order to stop: batches that are held back may end."""
     _num_stops: int = 0
     """Calls of `stop` that wait for the end of the running batch."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -157,7 +157,7 @@ class StreamRun:
 
     @property
     def stop_waits_for(self) -> str:
-        """What a stop that is under way does, for one beside it."""
+        """What a stop in progress does, for another stop at the same time."""
         if self.phase is RunPhase.TRAINING:
             return "waits for the running micro-batch"
         return "ends the query and saves what is not saved yet"
@@ -167,7 +167,7 @@ class StreamRun:
         """Train a batch inside.
 
         Raises:
-            StreamStopped: it is not to be trained, or not to its end; raised once Spark knows why.
+            StreamStopped: it must not be trained, or not to its end; raised once Spark knows why.
         """
         if self._begin_batch():
             try:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 _RUN_ID = "spark.jobGroup.id"
-"""On the thread of a query this is the id of its run."""
+"""Local property on the thread of a query: the id of its run."""
 _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
 """Seconds for the chief to begin without checkpoints; as long as a start may take."""
@@ -67,7 +67,7 @@ class Streams:
         self._lock = threading.Lock()
         self._queries: dict[str, QueryState] = {}
         self._runs: dict[str, StreamRun] = {}
-        """By query, its newest run."""
+        """The newest run of each query, by query."""
         self._numbers = 0
         self._trainings: list[StreamTraining] = []
 
@@ -78,11 +78,11 @@ class Streams:
 
         Args:
             source: a streaming DataFrame, its writer, or a running query.
-            checkpoint_location: of Spark's query; None: the session's.
+            checkpoint_location: Spark's directory of the query; None: the session's.
             request: the call's arguments.
 
         Raises:
-            SettingsError: the source is no stream, a query with settings that it cannot take, or
+            SettingsError: the source is not a stream, a query with settings that it cannot take, or
                 the cluster has no such feed.
             NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
@@ -136,13 +136,13 @@ class Streams:
 
     @contextlib.contextmanager
     def stopped(self, timeout_s: float, failure: Exception | None = None) -> Iterator[None]:
-        """Stop every query in order before the block; raise after it what nobody has seen.
+        """Stop every query in order before the block; then raise what the user has not seen.
 
-        An error of the block comes first; what nobody has seen is a note of it.
+        An error of the block comes first; unseen errors become its notes.
 
         Args:
-            timeout_s: for all of them; may be infinite.
-            failure: of a DStream, which nobody has seen either.
+            timeout_s: seconds for all of them; may be infinite.
+            failure: failure of a DStream, which the user has not seen either.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
@@ -167,7 +167,7 @@ class Streams:
         return self._checkpoints.every_batches if self._checkpoints is not None else 0
 
     def _check(self, request: FeedRequest) -> None:
-        """Refuse a stream of which no batch could be trained."""
+        """Refuse a stream if no batch of it could be trained."""
         self._feed_service.check("stream()", request)
         if stop := self._coordinator.read(lambda cluster: cluster.streams_stop):
             raise PhaseError(
@@ -233,7 +233,7 @@ class Streams:
             self._check_saved(state, answer, batch_id)
 
     def _refuse_stopped(self, batch_id: int) -> None:
-        """Refuse a batch behind a stop, of a query that no handle ends."""
+        """Refuse a batch after a stop, of a query that no handle ends."""
         if stop := self._coordinator.read(lambda cluster: cluster.streams_stop):
             raise BatchStopped(
                 f"batch {batch_id} is not trained: the streams that train this cluster were asked "
@@ -260,12 +260,12 @@ class Streams:
         """Save what was trained since the last save.
 
         Args:
-            state: of the query.
+            state: the query's state.
             awaited_id: the batch that Spark waits for; None: it has marked all as done.
             limit_s: seconds to wait at most, if the plan allows more.
 
         Raises:
-            FeedJobError: it was not saved; the text says why.
+            FeedJobError: the batches were not saved; the text says why.
         """
         if self._checkpoints is None or not state.num_unsaved:
             return
@@ -273,19 +273,19 @@ class Streams:
         self._coordinator.act(lambda cluster: [Send(cluster.workers[0].node, order)])
         answer = self._await_answer(state.feed, order.number, limit_s)
         if answer is None and self._coordinator.read(_chief_has_returned):
-            return  # the chief saves behind main_fun, before it says that it has returned
+            return  # the chief saves after main_fun, before it reports the return
         self._check_saved(state, answer, awaited_id)
 
     def _save_last(self, state: QueryState, feed_timeout_s: float, limit_s: float) -> None:
-        """Save behind the last batch of a run, then wait for the end of its epoch in `fit`.
+        """Save after the last batch of a run, then wait for the end of its epoch in `fit`.
 
         Args:
-            state: of the query.
-            feed_timeout_s: of the stream.
+            state: the query's state.
+            feed_timeout_s: the stream's feed timeout.
             limit_s: seconds for both.
 
         Raises:
-            FeedJobError: as `_save`.
+            FeedJobError: see `_save`.
         """
         by_s = time.monotonic() + limit_s
         self._save(state, None, limit_s)
@@ -330,8 +330,8 @@ class Streams:
         if is_lost:
             state.num_unsaved = 0  # no save can have them any more
             raise FeedJobError(
-                f"{why}. Spark does not bring again what it has marked as done: what the last save "
-                f"does not have of {unsaved} is lost. A save after every batch, "
+                f"{why}. Spark does not repeat what it has marked as done: what the last save "
+                f"lacks of {unsaved} is lost. A save after every batch, "
                 "Checkpoints(every_batches=1), lets such a batch come again"
             )
         if awaited_id is None:
@@ -363,14 +363,14 @@ class Streams:
 
         Args:
             feed: name of the feed; empty for number 0.
-            number: of the order.
+            number: the order's number.
             most_s: seconds to wait at most, if the plan allows more.
 
         Returns:
             None: the chief takes no orders any more.
 
         Raises:
-            FeedJobError: it is silent.
+            FeedJobError: the chief is silent.
         """
 
         def is_over(cluster: ClusterView) -> bool:
@@ -388,8 +388,8 @@ class Streams:
         if not came and most_s < limit_s:
             raise FeedJobError(
                 f"the chief has not saved within {most_s:.4g} s, which is what "
-                f"shutdown(timeout=...) left for it, of the {limit_s:.0f} s that a save may take: "
-                "call shutdown() with a longer timeout, or with None for no limit"
+                f"shutdown(timeout=...) left of the {limit_s:.0f} s that a save may take. "
+                "Call shutdown() with a longer timeout, or with None for no limit"
             )
         if not came:
             doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
@@ -408,9 +408,9 @@ class StreamCalls:
     def train_batch(self, df: DataFrame, batch_id: int) -> None:
         """Train one micro-batch of a Structured Stream, for `writeStream.foreachBatch`.
 
-        Each batch with rows is one epoch. One that Spark brings again after a restart is skipped
+        Each batch with rows is one epoch. A batch that Spark repeats after a restart is skipped
         if the parameters, also restored ones, contain it. Returns once every row was trained and,
-        with checkpoints, saved (`Checkpoints.every_batches`), so Spark marks only such as done.
+        with checkpoints, saved (`Checkpoints.every_batches`), so Spark marks only those as done.
 
         Args:
             df: the micro-batch, as Spark hands it over.
@@ -441,11 +441,11 @@ class StreamCalls:
             checkpoint_location: directory in which Spark notes how far the query is.
             feed_timeout: seconds without any worker taking a row until feeding fails.
             qname: which feed.
-            columns: of the DataFrame, in this order; None: all of them.
+            columns: columns of the DataFrame, in this order; None: all of them.
             nulls: what missing values become, as for `train`.
 
         Raises:
-            SettingsError: the source is no stream, a query with settings that it cannot take, or
+            SettingsError: the source is not a stream, a query with settings that it cannot take, or
                 the cluster takes no rows or has no such feed.
             NodeFailedError, PhaseError: the cluster has failed, or does not run.
         """
@@ -460,7 +460,7 @@ def _chief_has_returned(cluster: ClusterView) -> bool:
 
 
 def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> None:
-    """Refuse what a query that runs already has settled."""
+    """Refuse settings that a running query has already fixed."""
     given = {
         "checkpoint_location": checkpoint_location is not None,
         "columns": request.columns is not None,
@@ -472,8 +472,8 @@ def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> N
         names = ", ".join(name for name, is_given in given.items() if is_given)
         raise SettingsError(
             f"stream(query, {names}): the query runs already, and trains all its columns by the "
-            "feed 'input' from its own checkpoint; leave these settings out, or pass the DataFrame "
-            "or its writeStream with them before it is started"
+            "feed 'input' from its own checkpoint. Leave these settings out, or pass them with the "
+            "DataFrame or its writeStream, before the query is started"
         )
 
 
@@ -481,7 +481,7 @@ def _writer_of(data: Any) -> Any:
     if getattr(data, "isStreaming", False) is not True:
         raise SettingsError(
             "stream() takes a streaming DataFrame (spark.readStream...), its writeStream with "
-            f"options, or a query that was started, got {type(data).__qualname__}; feed other data "
+            f"options, or a started query, got {type(data).__qualname__}; feed other data "
             "by train()"
         )
     return data.writeStream

@@ -35,7 +35,7 @@ _OPTIONS = {
 }
 """spark-submit's own names of settings."""
 _NOT_WITH_LOCAL = ("spark.executor.memory",)
-"""With local-cluster spark-submit drops the option, and takes the setting."""
+"""Settings whose options spark-submit drops with local-cluster; it takes the setting."""
 _LOCAL_MIB = 1024
 
 
@@ -44,12 +44,12 @@ class SubmitLine:
     """One call of spark-submit."""
 
     variables: Mapping[str, str]
-    """Of its environment, which is the driver's in client mode."""
+    """Variables of its environment, which is the driver's in client mode."""
     settings: Mapping[str, str]
     program: str
     args: tuple[str, ...]
     num_nodes: int
-    """Of them an executor has as many as it has slots."""
+    """Nodes of the job; an executor has as many of them as it has slots."""
 
     def words(self, spark_submit: str) -> list[str]:
         """Return the command line.
@@ -72,7 +72,7 @@ class SubmitLine:
         return " \\\n  ".join(shlex.join(words) for words in lines)
 
     def warning(self) -> str:
-        """Return what the driver would warn of for want of memory; "": nothing."""
+        """Return what the driver would warn of for lack of memory; "": nothing."""
         master = self.settings["spark.master"]
         memory = executor_memory.of_settings(self.settings, master)
         return memory.shortage(min(self.num_nodes, memory.slots))
@@ -88,8 +88,8 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
     """Return the line of a job.
 
     Args:
-        job: checked.
-        more_args: for the program, behind its own.
+        job: the checked job.
+        more_args: arguments for the program, after its own.
 
     Raises:
         SettingsError: two keys contradict each other, or the master does not know one.
@@ -114,7 +114,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
 
 
 def _refuse(job: JobFile) -> None:
-    """Refuse what a cluster manager would ignore without a word."""
+    """Refuse what a cluster manager would silently ignore."""
     is_yarn = job.master == "yarn"
     if job.queue and not is_yarn:
         raise SettingsError(f"queue = {job.queue!r}: master {job.master} has no queues, yarn has.")
@@ -135,13 +135,13 @@ def _refuse(job: JobFile) -> None:
         )
     if job.driver.overhead and not in_cluster:
         raise SettingsError(
-            f"driver.overhead = {job.driver.overhead!r}: in deploy_mode 'client' the driver is in "
-            "no container."
+            f"driver.overhead = {job.driver.overhead!r}: in deploy_mode 'client' the driver is not "
+            "in a container."
         )
     if job.executor.overhead and not job.master.startswith(("yarn", "k8s")):
         raise SettingsError(
             f"executor.overhead = {job.executor.overhead!r}: executors of master {job.master} "
-            "are in no containers; their host's memory is the limit."
+            "are not in containers; their host's memory is the limit."
         )
     _refuse_executors_of_threads(job)
     _refuse_roles(job)
@@ -210,7 +210,7 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     yield "spark.submit.deployMode", job.deploy_mode  # spark-defaults.conf may say the other one
     yield "spark.app.name", job.name
     yield "spark.yarn.queue", job.queue
-    if "memory" in of_roles:  # then Spark makes executors for each role, so many
+    if "memory" in of_roles:  # then Spark makes executors for each role, this many
         yield "spark.dynamicAllocation.enabled", "true"
         yield "spark.dynamicAllocation.minExecutors", str(max(job.ps, job.workers))
         yield "spark.dynamicAllocation.maxExecutors", str(max(job.ps, job.workers))

@@ -60,7 +60,7 @@ class JobFile:
     executor: JobResources = JobResources()
     driver: JobResources = JobResources()
     resources: RoleResources = field(default_factory=RoleResources)
-    """Of parameter servers and workers, and where they go."""
+    """Resources of parameter servers and workers, and their placement."""
     inputs: tuple[InputFiles, ...] = ()
     output: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def read(path: Path) -> JobFile:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from error
+        raise SettingsError(f"{path} is not TOML: {error}") from error
     try:
         return of_tables(tables, path.absolute().parent)
     except SettingsError as error:
@@ -95,8 +95,8 @@ def of_tables(tables: Mapping[str, Any], directory: Path) -> JobFile:
     """Return the job of a file's content.
 
     Args:
-        tables: as tomllib reads them.
-        directory: the file's; relative paths begin there.
+        tables: tables as tomllib reads them.
+        directory: the file's directory; relative paths start there.
 
     Raises:
         SettingsError: names the key, its value and what is allowed.
@@ -269,7 +269,7 @@ _KEYS: dict[str, _Key] = {
     "packages": _Key("a list of Maven coordinates GROUP:ARTIFACT:VERSION", _texts),
     "py_files": _Key(_PATHS, _texts),
     "files": _Key(_PATHS, _texts),
-    "archives": _Key(f"{_PATHS}, each with #NAME behind it if wanted", _texts),
+    "archives": _Key(f"{_PATHS}, each followed by #NAME if wanted", _texts),
     "roles.ps": _Key("an int >= 0", _count_from(0)),
     "roles.workers": _CORES,
     "roles.placement": _Key("'spread' or 'pack'", _matching(re.compile("spread|pack"))),
@@ -290,4 +290,4 @@ _KEYS: dict[str, _Key] = {
     "conf": _Key('a table of settings of Spark: "spark.…" = a text, number or boolean', _settings),
 }
 _TABLES = {name.partition(".")[0] for name in _KEYS if "." in name}
-"""Those with keys of their own; inputs, env and conf have the user's."""
+"""Tables with keys of their own; inputs, env and conf have the user's."""

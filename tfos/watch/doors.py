@@ -35,7 +35,7 @@ class PageRequest:
     """What `reserve(page_port=…, page_host=…, page_hosts=…)` asks for."""
 
     port: object = None
-    """None: there is no page."""
+    """Port of the page; None: there is no page."""
     host: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ def host_names(given: object) -> tuple[str, ...]:
     """Return the names that `page_hosts` has.
 
     Raises:
-        SettingsError: they are none.
+        SettingsError: they are not host names.
     """
     names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
     if not all(isinstance(each, str) for each in names):
@@ -79,11 +79,11 @@ def host_names(given: object) -> tuple[str, ...]:
 
 
 def job_info(cluster_id: str, facts: SparkFacts) -> JobInfo:
-    """Return what never changes of a job that begins now.
+    """Return what never changes of a job that starts now.
 
     Args:
-        cluster_id: of the cluster.
-        facts: of its SparkContext.
+        cluster_id: the cluster's id.
+        facts: its SparkContext's facts.
     """
     return JobInfo(
         cluster_id=cluster_id,
@@ -101,11 +101,11 @@ def open_metrics(
     """Serve a cluster's metrics until its control plane closes; None: no port is wanted.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         metrics: its page.
-        port: as the user gave it; None: no page.
+        port: the user's port; None: no page.
         host: address to listen at.
-        console: tells where the page is.
+        console: shows where the page is.
 
     Raises:
         SettingsError: the port is invalid or in use.
@@ -133,12 +133,12 @@ def open_doors(
         job: what they see.
         request: where the page listens.
         metrics: returns Prometheus' text.
-        address: of the control server.
-        keys: of the authority's node OPERATOR_NAME.
-        console: tells where the page is.
+        address: address of the control server.
+        keys: keys of the authority's node OPERATOR_NAME.
+        console: shows where the page is.
 
     Returns:
-        The page; None: none is wanted.
+        The page, or None if none is wanted.
 
     Raises:
         SettingsError: the page's port is in use.
@@ -170,7 +170,7 @@ def _open_page(
     console.line(f"page: {page.url.partition('?')[0]} (its token: cluster.page_url(), `tfos page`)")
     if not is_loopback(request.host):
         console.warn(
-            f"the page on {request.host} has no TLS: who reads the network reads its token. Keep "
+            f"the page on {request.host} has no TLS: its token can be read on the network. Keep "
             "it on 127.0.0.1 behind ssh -L, or behind a proxy with TLS"
         )
     return page
@@ -182,10 +182,10 @@ def ticket_of(
     """Return the ticket of a job whose driver this process is.
 
     Args:
-        info: of the job.
-        address: of the control server.
-        keys: of the authority's node OPERATOR_NAME.
-        page_url: of its page; empty: it has none.
+        info: the job's info.
+        address: address of the control server.
+        keys: keys of the authority's node OPERATOR_NAME.
+        page_url: URL of the job's page; empty: it has none.
     """
     return ticket.DriverTicket.of_this(
         cluster_id=info.cluster_id,
@@ -203,7 +203,7 @@ def ticket_of(
 def _open_ticket(
     job: Job, address: str, page_url: str, keys: TlsCredentials, console: Console
 ) -> Callable[[], None]:
-    """Let the user's other processes ask the driver; return what ends that."""
+    """Let the user's other processes ask the driver; return a function that ends that."""
     try:
         path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:

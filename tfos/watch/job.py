@@ -27,7 +27,7 @@ from tfos.phases import ClusterPhase
 from tfos.watch.snapshot import NOTHING_SEEN, JobInfo, Json, Seen, snapshot
 
 SAVE_S = 60.0
-"""Seconds in which a save that was asked for is done, or its end is not waited for."""
+"""Seconds to wait for the end of a requested save."""
 STOP_REASON = "the operator asked for it"
 STREAMS_REASON = "another process asked for it"
 
@@ -47,7 +47,7 @@ class Job:
     """One running cluster, as its user's other processes see it.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: the cluster's coordinator.
         info: what never changes.
     """
 
@@ -60,7 +60,7 @@ class Job:
         """Return the job as it is now; see tfos.watch.snapshot.
 
         Args:
-            seen: what the reader has of it.
+            seen: what the reader has already.
         """
         now_s = self.coordinator.now_s()
         return snapshot(self.info, self.coordinator.copied(), now_s, seen)
@@ -73,7 +73,7 @@ class Job:
 
         Args:
             node: `worker:1`.
-            after: number of the last line that the reader has; 0: it begins.
+            after: number of the last line that the reader has; 0: it has none.
         """
         found = self.coordinator.log_after(node, after)
         if found is None:
@@ -88,7 +88,7 @@ class Job:
         """Save a checkpoint now, and return where it is.
 
         Args:
-            timeout_s: seconds until its end is not waited for any more.
+            timeout_s: seconds to wait for its end.
         """
         if refusal := self.coordinator.read(_why_no_save):
             return Outcome(False, refusal)
@@ -116,8 +116,8 @@ class Job:
             return Outcome(
                 False,
                 reason
-                or f"the chief has not said within {timeout_s:.0f} s that it saved; it may still "
-                "be at it: `tfos status` shows the last save",
+                or f"the chief has not reported a save within {timeout_s:.0f} s; it may still "
+                "be saving: `tfos status` shows the last save",
             )
         if saved.error:
             return Outcome(False, f"nothing was saved: {saved.error}")
@@ -152,7 +152,7 @@ class Job:
 
 
 def whole(number: float) -> int:
-    """Return a line's number as somebody gave it; 0 where it is none."""
+    """Return a line's number as given; 0 if it is not a number."""
     return int(number) if math.isfinite(number) and number > 0 else 0
 
 
@@ -161,7 +161,7 @@ def _why_no_save(state: ClusterView) -> str:
         return f"the cluster is {state.phase.name}: nothing can be saved now"
     if state.tensorflow_servers:
         return (
-            "TensorFlow's own servers hold the parameters: main_fun saves them itself, by "
+            "TensorFlow's own servers hold the parameters: main_fun saves them itself, with "
             "tf.train.CheckpointManager"
         )
     if state.config.checkpoints is None:
@@ -176,27 +176,27 @@ def _why_no_answer(state: ClusterView, chief: NodeId) -> str:
     """Return why no answer to an order to save will come.
 
     Args:
-        state: of the cluster.
+        state: the cluster's state.
         chief: the attempt that was given the order.
     """
     if state.phase is not ClusterPhase.RUNNING:
-        return f"the cluster is {state.phase.name}, and the chief has not said that it saved"
+        return f"the cluster is {state.phase.name}, and the chief has not reported a save"
     now = state.workers[0]
     if now.status is NodeStatus.DONE:
         return "nothing was saved: main_fun has returned on the chief"
     if now.status is not NodeStatus.RUNNING or now.node != chief:
-        return "the chief was lost before it said that it saved; ask again once it trains again"
+        return "the chief was lost before it reported a save; ask again once it trains again"
     return ""
 
 
 def _why_no_stop(state: ClusterView) -> str:
     if state.phase is not ClusterPhase.RUNNING:
-        return f"the cluster is {state.phase.name}: no training runs that could be stopped"
+        return f"the cluster is {state.phase.name}: no training is running"
     if not state.training():
-        return "main_fun has returned on every worker: no training runs that could be stopped"
+        return "main_fun has returned on every worker: no training is running"
     if state.needs_all_workers or state.tensorflow_servers:
         return (
             "TensorFlow's own strategy trains here, and its workers end together or not at all: "
-            "stop in main_fun by a callback, or end the program"
+            "stop in main_fun with a callback, or end the program"
         )
     return ""

@@ -35,7 +35,7 @@ def choose(tickets: list[DriverTicket], wanted: str) -> DriverTicket:
     """Return the one job that is meant.
 
     Args:
-        tickets: of the running jobs.
+        tickets: tickets of the running jobs.
         wanted: the beginning of a cluster's id, or the id or name of a Spark application; empty:
             the only job.
 
@@ -53,17 +53,17 @@ def choose(tickets: list[DriverTicket], wanted: str) -> DriverTicket:
         return fitting[0]
     listed = "; ".join(f"{e.cluster_id} ({e.name}, {e.application_id})" for e in fitting or tickets)
     if not fitting:
-        raise SettingsError(f"no running job is {wanted!r}; there are {listed}")
-    fit = f"{len(fitting)} running jobs fit {wanted!r}" if wanted else f"{len(fitting)} jobs run"
-    raise SettingsError(f"{fit}: name one by --job ID: {listed}")
+        raise SettingsError(f"no running job matches {wanted!r}; there are {listed}")
+    fit = f"{len(fitting)} running jobs match {wanted!r}" if wanted else f"{len(fitting)} jobs run"
+    raise SettingsError(f"{fit}: choose one with --job ID: {listed}")
 
 
 def end_streams(host: str, port: int) -> None:
     """Ask the driver that listens there to end its cluster's streams.
 
     Args:
-        host: of the driver.
-        port: of its control server.
+        host: the driver's host.
+        port: port of its control server.
 
     Raises:
         SettingsError: this user has no ticket for such a cluster.
@@ -98,7 +98,7 @@ class Operator:
     """A connection to one job's driver; a context manager.
 
     Args:
-        ticket: of the driver.
+        ticket: the driver's ticket.
     """
 
     def __init__(self, ticket: DriverTicket) -> None:

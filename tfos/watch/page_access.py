@@ -38,20 +38,20 @@ class PageAccess:
         """Return status and reason of a refusal; None: the request may be served.
 
         Args:
-            method: of HTTP.
-            query: the URL's part behind the question mark.
-            headers: by name in lower case.
+            method: HTTP method.
+            query: the URL's part after the question mark.
+            headers: header values, by name in lower case.
         """
         host = headers.get("host", "")
         if not self._is_known(host_name(host)):
             return HTTPStatus.FORBIDDEN, (
-                "this page does not know the host name that was asked for; ask by 127.0.0.1, or "
+                "this page does not know the requested host name; use 127.0.0.1, or "
                 "name a proxy's in page_hosts of reserve()"
             )
         acts = method not in ("GET", "HEAD")
         if not self._knows_token(query, headers, in_header=acts):
             where = f"the header {TOKEN_HEADER}" if acts else "the URL"
-            return HTTPStatus.UNAUTHORIZED, f"the page's token is needed in {where}"
+            return HTTPStatus.UNAUTHORIZED, f"the page needs its token in {where}"
         if acts and not self._is_own_origin(headers.get("origin", ""), host):
             return HTTPStatus.FORBIDDEN, "another site may not act here"
         length = headers.get("content-length", "0")

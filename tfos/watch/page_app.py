@@ -8,7 +8,7 @@ Threads: routes run on threads of Starlette's pool; a Job may be asked from any.
     GET  /state.json  ?after=curve_at_s&...        POST /save       {"is_done", "text"}
     GET  /log.json    ?node=worker:1&after=last    POST /stop       {"is_done", "text"}
 
-A reader who says in /state.json what it has, by the numbers of its last answer (`after` for
+A reader that sends to /state.json what it has, by the numbers of its last answer (`after` for
 `curve_at_s`, num_epochs, num_evaluations, num_failures), is sent what is newer.
 """
 
@@ -57,7 +57,7 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
     "connection": "close",
 }
-"""Of every answer. One request per connection: what waits for another one is no client."""
+"""Headers of every answer. One request per connection: a waiting connection has no client."""
 
 
 class _Guard:
@@ -95,7 +95,7 @@ def make_app(
 
     Args:
         job: what it shows, and acts on.
-        access: who may.
+        access: decides who may.
         metrics: returns Prometheus' text.
         on_look: called once a snapshot is made for the page.
     """

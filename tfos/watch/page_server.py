@@ -31,9 +31,9 @@ from tfos.watch.page_app import make_app
 MOST_CONNECTIONS = 32
 """One more closes the oldest that has sent no request; if all have, it is refused."""
 REQUEST_S = 10.0
-"""Until a connection has sent its request."""
+"""Seconds until a connection has sent its request."""
 CONNECTION_S = SAVE_S + 30.0
-"""Until it is closed whatever it does; above the longest answer's time."""
+"""Seconds until it is closed whatever it does; above the longest answer's time."""
 MOST_HEAD_BYTES = 16 << 10
 _CLOSE_S = 3.0
 
@@ -69,7 +69,7 @@ class BoundedConnection(H11Protocol):
         return getattr(self, "cycle", None) is None  # no request began
 
     def _evict_oldest(self) -> bool:
-        # Who has no token is answered and closed at once, so none of them stays in a request.
+        # A client without a token is answered and closed at once: none stays in a request.
         bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
         silent = [each for each in bounded if each._is_silent]
         if silent:
@@ -99,9 +99,9 @@ class JobPage:
         self._looked = threading.Event()
         self._looked_s = -math.inf
         self._last_look_s = math.inf
-        """Until when a reader's last look is awaited; set when the job ends."""
+        """Time until which a reader's last look is awaited; set when the job ends."""
         self.url = ""
-        """With the token."""
+        """URL of the page, with the token."""
 
     def start(self, host: str, port: int, hosts: Iterable[str] = ()) -> None:
         """Listen and serve.
@@ -109,10 +109,10 @@ class JobPage:
         Args:
             host: address to bind.
             port: 0: the system chooses.
-            hosts: further names by which the page may be asked for, such as a proxy's.
+            hosts: further names under which the page is reached, such as a proxy's.
 
         Raises:
-            SettingsError: the port is in use, or the address is none of this host.
+            SettingsError: the port is in use, or the address is not one of this host.
         """
         try:
             listener = bound_tcp(host, port, DEFAULT_LIMITS)

@@ -34,17 +34,17 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Unix seconds."""
     ended_at: float
     state: str
-    """CLOSED, or FAILED."""
+    """CLOSED or FAILED."""
     epochs: int
-    """Of all fits."""
+    """Epochs of all fits."""
     steps: float
-    """Of all workers, those of lost attempts too."""
+    """Steps of all workers, lost attempts included."""
     loss: float | None
     """The mean of the workers' last losses."""
     metrics: dict[str, float | None]
-    """Of the last epoch."""
+    """Metrics of the last epoch."""
     failure: str
-    """The first one, in a line; empty: there was none."""
+    """The first failure, in one line; empty: there was none."""
 
 
 def record_of(last: Json) -> RunRecord:
@@ -93,7 +93,7 @@ def add(record: RunRecord) -> None:
 
 
 def read_all() -> list[RunRecord]:
-    """Return the kept records, the newest first; what is no record is left out."""
+    """Return the kept records, the newest first; files that are not records are left out."""
     directory = directory_of_runs()
     found = []
     for path in sorted(directory.glob("*.json"), reverse=True) if directory else ():
@@ -112,7 +112,7 @@ def why_none() -> str:
         )
     reason = why_unsafe(real_path(place), (os.geteuid(), 0)) if os.path.exists(place) else ""
     if reason:
-        return f"no run is kept in {place}: {reason}; let nobody else write it or what is above it"
+        return f"no run is kept in {place}: {reason}; let nobody else write to it or to its parents"
     return f"no run has ended yet, as far as {place} knows"
 
 

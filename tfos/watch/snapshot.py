@@ -53,10 +53,10 @@ from tfos.monitor.reports import ExecutorReport, NodeReport
 from tfos.monitor.status import cluster_report
 
 RATE_S = 10.0
-"""Rates are of at least so long, if the kept heartbeats reach back so far."""
+"""Rates cover at least this long, if the kept heartbeats reach back so far."""
 MOST_EPOCHS = 50
 MOST_NEWER_EPOCHS = 10
-"""For who looks again and again: the page shows no more."""
+"""For readers that look again and again: the page shows no more."""
 MOST_FAILURES = 20
 MOST_FEEDS = 8
 MESSAGE_CHARS = 2000
@@ -70,7 +70,7 @@ class JobInfo:
 
     cluster_id: str
     name: str
-    """Of the Spark application."""
+    """Name of the Spark application."""
     application_id: str
     spark_url: str = ""
     started_at: float = 0.0
@@ -96,8 +96,8 @@ def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHI
     """Return the job as it is now; the module's head has the schema.
 
     Args:
-        info: of the job.
-        state: of its cluster.
+        info: the job's info.
+        state: its cluster's state.
         now_s: monotonic seconds.
         seen: what the reader has.
     """

@@ -36,7 +36,7 @@ class DriverTicket(ProcessId, frozen=True, kw_only=True):
     started_at: float
     """Unix seconds."""
     address: str
-    """Of the control server."""
+    """Address of the control server."""
     page_url: str = ""
     cert_pem: bytes
     key_pem: bytes
@@ -50,15 +50,15 @@ def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
     """Write a ticket and return its file.
 
     Args:
-        ticket: of this process.
-        directory: for it; None: `directory_of_tickets`.
+        ticket: ticket of this process.
+        directory: where to write it; None: `directory_of_tickets`.
 
     Raises:
         SettingsError: this user has no directory of its own.
         OSError: the directory cannot be made, or is not the user's alone.
     """
     path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
-    ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of drivers that were killed
+    ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of killed drivers
     return ticket_files.write(path, ticket)
 
 
@@ -73,7 +73,7 @@ def read_all() -> list[DriverTicket]:
     first, *others = directories_of_tickets()
     found = ticket_files.read(first, _PATTERN, DriverTicket)
     for other in others:
-        with contextlib.suppress(SettingsError, OSError):  # what is not safe there is no loss here
+        with contextlib.suppress(SettingsError, OSError):  # unsafe files there are no loss
             found += ticket_files.read(other, _PATTERN, DriverTicket)
     return sorted(found, key=lambda each: each.started_at)
 
@@ -118,7 +118,7 @@ def directories_of_tickets() -> list[Path]:
 
 
 def directory_of_tickets() -> Path:
-    """Return the user's directory of tickets: of this login, or else in the user's cache.
+    """Return the user's directory of tickets: that of this login, or else the user's cache.
 
     Raises:
         SettingsError: there is neither.

@@ -26,11 +26,11 @@ Ticket = TypeVar("Ticket", bound=ProcessId)
 
 
 def write(path: Path, ticket: ProcessId) -> Path:
-    """Write a ticket, in the place of one of that name; return its path without links.
+    """Write a ticket, instead of one of that name; return its path without links.
 
     Args:
-        path: of its file.
-        ticket: of this process.
+        path: its file's path.
+        ticket: ticket of this process.
 
     Raises:
         OSError: the directory cannot be made, or is not the user's alone.
@@ -50,10 +50,10 @@ def read(
     """Return the tickets of running drivers; those of drivers that have ended are removed.
 
     Args:
-        directory: of the tickets.
-        pattern: of their names.
-        kind: of the tickets.
-        with_others: also those of other hosts or containers, behind this host's: a shared home has
+        directory: directory of the tickets.
+        pattern: pattern of their names.
+        kind: kind of the tickets.
+        with_others: also those of other hosts or containers, after this host's: a shared home has
             them, and whether they have ended cannot be told.
 
     Raises:
@@ -64,7 +64,7 @@ def read(
         return []
     if reason := why_unsafe(directory, (os.geteuid(), 0)):
         raise SettingsError(
-            f"{directory} is not read: {reason}; let nobody else write it or what is above it"
+            f"{directory} is not read: {reason}; let nobody else write to it or to its parents"
         )
     mine: list[Ticket] = []
     others: list[Ticket] = []
@@ -85,9 +85,9 @@ def remove_ended(directory: Path, pattern: str, kind: type[ProcessId]) -> None:
     """Remove the tickets of drivers that have ended; a directory that is not safe stays.
 
     Args:
-        directory: of the tickets.
-        pattern: of their names.
-        kind: of the tickets.
+        directory: directory of the tickets.
+        pattern: pattern of their names.
+        kind: kind of the tickets.
     """
     with contextlib.suppress(SettingsError):
         read(directory, pattern, kind)

@@ -11,7 +11,7 @@ def predictions(frame: Any, path: str, width: int, batch_rows: int) -> Any:
 
     Args:
         frame: has a column `pixels`, arrays of `width` floats.
-        path: of the model.
+        path: the model's path.
         width: items of a row.
         batch_rows: rows that the model is given at once.
     """
@@ -43,7 +43,7 @@ def naive_predictions(frame: Any, path: str) -> Any:
 
     Args:
         frame: has a column `pixels`, arrays of floats.
-        path: of the model.
+        path: the model's path.
     """
     import pandas as pd  # type: ignore[import-untyped]  # pandas has no types
     from pyspark.sql.functions import pandas_udf

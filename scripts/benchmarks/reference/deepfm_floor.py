@@ -53,7 +53,7 @@ def compiled_step(hidden: tuple[int, ...], rate: float) -> Callable[..., Any]:
 
     Args:
         hidden: units of the perceptron's layers.
-        rate: of the dense parameters' Adagrad.
+        rate: rate of the dense parameters' Adagrad.
     """
     layers: list[GivenRows] = []
 

@@ -30,7 +30,7 @@ def save(path: Path, num_partitions: int, per_partition: int) -> None:
 
     Args:
         path: ends in `.npy`.
-        num_partitions: of the RDD with the same rows.
+        num_partitions: number of partitions of the RDD with the same rows.
         per_partition: rows of each.
     """
     np.save(path, np.concatenate([rows(each, per_partition) for each in range(num_partitions)]))

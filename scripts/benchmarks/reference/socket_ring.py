@@ -10,7 +10,7 @@ class SocketRing:
     """One rank: a TCP connection to the next rank and one from the rank before.
 
     Args:
-        listener: of this rank.
+        listener: this rank's listener.
         next_port: where the next rank listens, on loopback.
     """
 

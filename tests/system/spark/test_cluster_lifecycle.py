@@ -225,7 +225,9 @@ def test_shutdown_works_in_every_phase_twice_and_from_another_thread(spark):
     cluster.shutdown()
     assert cluster.phase is ClusterPhase.CLOSED
     _await_gone(pids, GONE_S)
-    with pytest.raises(PhaseError, match=r"train\(\) needs the cluster RUNNING, it is CLOSED"):
+    with pytest.raises(
+        PhaseError, match=r"train\(\) needs the cluster to be RUNNING; it is CLOSED"
+    ):
         cluster.train(_rows(spark))
 
 
@@ -236,7 +238,7 @@ def test_calls_out_of_order_name_the_phase(spark):
         with pytest.raises(PhaseError, match="RESERVED"):
             cluster.train(_rows(spark))
         cluster.start(nothing, None)
-        with pytest.raises(PhaseError, match=r"start\(\) needs the cluster RESERVED"):
+        with pytest.raises(PhaseError, match=r"start\(\) needs the cluster to be RESERVED"):
             cluster.start(nothing, None)
         with pytest.raises(SettingsError, match="qname='other' is no feed"):
             cluster.train(_rows(spark), qname="other")

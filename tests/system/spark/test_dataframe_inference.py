@@ -156,7 +156,7 @@ def test_results_that_do_not_fit_fail_the_action_by_name(sql, cluster):
         ({}, "column 'unfed' is map<bigint,bigint>, which a feed cannot carry"),
         ({"columns": []}, "select at least one"),
         ({"columns": ["x"], "nulls": {"id": 0}}, r"nulls= names 'id', which is not fed: \['x'\]"),
-        ({"output": "X"}, "has a column 'X', and the DataFrame has one already"),
+        ({"output": "X"}, "has a column 'X', but the DataFrame has one already"),
         ({"output": "a int, b"}, "'a int, b' names no columns"),
         ({"output": "a date"}, "'a' is date; results can be boolean, tinyint, .* or arrays of"),
         ({"output": "a array<string>"}, "'a' is array<string>; results can be"),

@@ -47,7 +47,10 @@ def test_a_problem_is_exit_status_1_and_has_a_next_step(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("option", "value", "text"),
-    [("--conf", "spark.x", "'spark.x' is no KEY=VALUE"), ("--hdfs", "runs", "'runs' is no URL")],
+    [
+        ("--conf", "spark.x", "'spark.x' is not KEY=VALUE"),
+        ("--hdfs", "runs", "'runs' is not a URL"),
+    ],
 )
 def test_a_wrong_option_is_exit_status_2(option: str, value: str, text: str):
     shown = called(option, value)

@@ -88,12 +88,12 @@ def test_the_last_save_and_the_best_checkpoint_are_shown(capsys):
     bed.note(best)
     jobs._show(bed.job.snapshot())
     shown = capsys.readouterr().out
-    assert "the save that was last asked for: /runs/7/step-8\n" in shown
+    assert "the last requested save: /runs/7/step-8\n" in shown
     assert "the best checkpoint, val_loss 0.25: /runs/7/step-4\n" in shown
     failed = messages.SavedNow(1, error="the disk is\nfull")
     bed.note(failed)
     jobs._show(bed.job.snapshot())
-    assert "last asked for: nothing was saved: the disk is\\nfull\n" in capsys.readouterr().out
+    assert "last requested save: nothing was saved: the disk is\\nfull\n" in capsys.readouterr().out
 
 
 def test_a_user_without_a_home_is_told_so(monkeypatch):
@@ -216,7 +216,7 @@ def test_a_reservation_that_fails_leaves_no_job():
 def test_two_jobs_are_told_apart(cluster):
     spark = FakeSpark()
     with TFCluster.reserve(spark, 2, 1, config=ClusterConfig(verbose=False)) as other:
-        assert "name one by --job" in called("status").output
+        assert "choose one with --job" in called("status").output
         assert other.cluster_id in called("status", "--job", other.cluster_id).output
         assert "has no page" in called("page", "--job", other.cluster_id).output
     spark.close()

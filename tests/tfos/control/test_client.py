@@ -86,7 +86,7 @@ def test_a_node_that_asks_for_orders_which_are_kept_no_more_is_told_so(control, 
         control.server.send(client.node, messages.Flush("input", epoch))
     ended: queue.Queue[str] = queue.Queue()
     client.orders(lambda order: None, ended.put)
-    assert "OUT_OF_RANGE: orders before 3 are kept no more" in ended.get(timeout=WAIT_S)
+    assert "OUT_OF_RANGE: orders before 3 are no longer kept" in ended.get(timeout=WAIT_S)
 
 
 def test_a_newer_attempt_ends_the_orders_of_the_older_one(control):

@@ -51,6 +51,6 @@ def test_only_the_newest_orders_are_kept_and_keep_their_numbers():
         last - KEPT_ORDERS,
     )
     with pytest.raises(
-        OrdersForgotten, match=rf"orders before {last - 2 * KEPT_ORDERS + 1} are kept"
+        OrdersForgotten, match=rf"orders before {last - 2 * KEPT_ORDERS + 1} are no longer kept"
     ):
         orders(outbox, 7, 1)

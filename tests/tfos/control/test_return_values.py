@@ -237,5 +237,5 @@ def test_damaged_bytes_are_a_value_or_refused(data):
 )
 def test_bytes_that_no_worker_sends_are_refused(data):
     sent = data if isinstance(data, bytes) else msgspec.msgpack.encode(data)
-    with pytest.raises(NoResultError, match=r"sent \d+ bytes that are no value"):
+    with pytest.raises(NoResultError, match=r"sent \d+ bytes that are not a value"):
         return_values.decode(sent)

@@ -208,7 +208,7 @@ def test_a_step_that_fails_is_a_fact_and_the_others_go_on(monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("check", "text"),
     [
-        ("java", "java -version told nothing within 0 s"),
+        ("java", "java -version did not answer within 0 s"),
         ("tensorflow", "not imported within 0 s"),
     ],
 )

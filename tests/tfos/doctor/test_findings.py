@@ -234,7 +234,7 @@ def test_settings_say_what_reserve_would():
     assert {each.level for each in slots} == {Level.WARNING}
     assert "4 nodes need 8192 MiB" in slots[-1].text
     [wrong] = settings("yarn", spark_executor_memory="lots")
-    assert (wrong.level, "'lots' is no size" in wrong.text) == (Level.PROBLEM, True)
+    assert (wrong.level, "'lots' is not a size" in wrong.text) == (Level.PROBLEM, True)
 
 
 def test_executors_that_have_not_registered_are_a_problem():

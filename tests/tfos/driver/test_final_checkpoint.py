@@ -127,7 +127,7 @@ def test_a_file_system_that_hangs_holds_the_end_up_no_longer_than_allowed(
         said = save(bed, tmp_path, timeout_s=5.0)
         is_back.set()
         wait_until(lambda: steps_on_disk(storage_at(tmp_path)) == [0], "the save that went on")
-    assert f"were not saved to {tmp_path} within 5.0 s: it is still under way" in said
+    assert f"were not saved to {tmp_path} within 5.0 s: it is still in progress" in said
     assert "A larger abort_s" in said
 
 

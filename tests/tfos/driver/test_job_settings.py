@@ -62,7 +62,7 @@ def test_without_settings_everything_is_as_it_was():
         ("workers.core", "4", "unknown setting spark.tfos.workers.core; did you mean spark.tfos.w"),
         ("ps.gpus", "1", "unknown setting spark.tfos.ps.gpus"),
         ("zzzzz", "1", "unknown setting spark.tfos.zzzzz; known are ps.cores"),
-        ("workers.cores", "four", "spark.tfos.workers.cores=four: allowed is a whole number"),
+        ("workers.cores", "four", "spark.tfos.workers.cores=four must be a whole number"),
         ("workers.cores", "0", "cores=...) must be an int >= 1"),
         ("workers.memory", "much", "memory=...) must be a size"),
         ("inputs.a.mode", "list", "spark.tfos.inputs.a.path is missing"),

@@ -60,7 +60,7 @@ def test_restarts_are_warned_of_where_spark_ends_a_job_at_its_first_lost_executo
 
     workers, saves = Restarts(workers=3), Checkpoints(directory="/saves")
     told = note("1", hold=True, restarts=workers)
-    assert "Restarts(workers=3) starts no node again" in told
+    assert "Restarts(workers=3) restarts no node" in told
     assert "set spark.task.maxFailures to 2 or more" in told
     assert "Restarts(workers=3, ps=1)" in note("1", hold=True, restarts=workers, checkpoints=saves)
     assert "Restarts(ps=1)" in note("1", hold=False, restarts=workers, checkpoints=saves)

@@ -160,7 +160,9 @@ def test_a_cluster_that_never_started_has_no_results():
     coordinator.act(moving(ClusterPhase.RESERVED))
     calls = ResultCalls()
     calls._reserved = types.SimpleNamespace(coordinator=coordinator)  # type: ignore[assignment]
-    with pytest.raises(PhaseError, match=r"results\(\) needs the cluster RUNNING or CLOSED or"):
+    with pytest.raises(
+        PhaseError, match=r"results\(\) needs the cluster to be RUNNING or CLOSED or"
+    ):
         calls.results()
 
 

@@ -286,7 +286,7 @@ def test_loaded_rows_are_saved_or_a_warning_says_that_they_are_not(tmp_path, cap
             bed.restart(rank, tmp_path, generation=1)
         assert (calls.lookup("user", LOADED) == 2.0).all()
         assert calls.load_rows("user", loaded_frame()) == 0
-        assert "in no checkpoint yet: main_fun does not run. A server" in caplog.text
+        assert "not in a checkpoint yet: main_fun does not run. A server" in caplog.text
 
 
 def test_rows_that_a_task_cannot_load_are_refused_by_name():
@@ -309,7 +309,7 @@ def test_rows_that_a_task_cannot_load_are_refused_by_name():
             {"id": "double", "row": "array<float>"},
             {"user": "bigint", "row": "array<float>"},
         ]:
-            with pytest.raises(SettingsError, match=r"takes the columns id .*row array<float>, th"):
+            with pytest.raises(SettingsError, match=r"takes the columns id .*row array<float>; th"):
                 calls_to(bed).load_rows("user", frame_of(columns))
 
 
@@ -321,7 +321,7 @@ def test_text_is_refused_where_the_training_had_integers():
         with pytest.raises(IdError, match=r"'user' was trained with integers .*text '17'.*int64"):
             calls.lookup("user", ["17"])
         columns = {"id": "string", "row": "array<float>"}
-        with pytest.raises(SettingsError, match=r"'user' was trained with integers .*cast\(id"):
+        with pytest.raises(SettingsError, match=r"'user' was trained with integer ids.*cast\(id"):
             calls.load_rows("user", frame_of(columns))
         given = batch_of(["17"], [[1.0] * 4])
         with pytest.raises(IdError, match="'user' was trained with integers"):
@@ -411,7 +411,9 @@ def test_a_call_after_a_failure_that_nobody_has_seen_raises_it():
         coordinator.fail(MAIN_FUN_RAISED)
         with pytest.raises(NodeFailedError, match="ValueError: no"):
             calls.lookup("user", [1])
-        with pytest.raises(PhaseError, match=r"lookup\(\) needs the cluster RUNNING, it is FAILED"):
+        with pytest.raises(
+            PhaseError, match=r"lookup\(\) needs the cluster to be RUNNING; it is FAILED"
+        ):
             calls.lookup("user", [1])
 
 

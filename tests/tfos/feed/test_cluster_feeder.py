@@ -635,9 +635,8 @@ def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
     made._console.warn = made._console.line = told.append
     made.train(dataclasses.replace(REQUEST, num_epochs=3))
     assert told == [
-        "epoch 1 of 'input': 30 of 30 rows came after the stop that was asked for",
-        "the training was stopped, as it was asked to, after 0 of 3 epochs of 'input': the rest "
-        "was not fed",
+        "epoch 1 of 'input': 30 of 30 rows came after the requested stop",
+        "the training was stopped on request after 0 of 3 epochs of 'input': the rest was not fed",
     ]
 
 
@@ -645,7 +644,7 @@ def test_rows_after_a_stop_that_was_asked_for_are_no_warning():
     ("stop", "said"),
     [
         ("", "batch 7 of 'input': 30 of 30 rows were not trained: main_fun had called terminate()"),
-        ("the operator asked", "batch 7 of 'input': 30 of 30 rows came after the stop that was"),
+        ("the operator asked", "batch 7 of 'input': 30 of 30 rows came after the requested stop"),
     ],
 )
 def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
@@ -838,8 +837,7 @@ def test_a_stop_that_was_asked_for_is_why_the_rest_is_not_fed():
     fit.train()
     assert fit.epochs == [0, 1]
     assert fit.lines == [
-        "the training was stopped, as it was asked to, after 2 of 5 epochs of 'input': the rest "
-        "was not fed"
+        "the training was stopped on request after 2 of 5 epochs of 'input': the rest was not fed"
     ]
 
 

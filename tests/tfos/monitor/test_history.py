@@ -34,7 +34,7 @@ def test_a_metric_called_like_a_number_of_ours_is_the_metric():
 
 
 def test_a_column_that_is_not_there_names_those_there_are():
-    with pytest.raises(KeyError, match="'val_los' is none of loss, val_loss, seconds, steps, rows"):
+    with pytest.raises(KeyError, match="'val_los' is not in loss, val_loss, seconds, steps, rows"):
         EPOCHS["val_los"]
     with pytest.raises(KeyError, match="no columns: no epoch has ended"):
         History()["loss"]

@@ -203,9 +203,9 @@ def test_a_server_that_is_started_again_without_checkpoints_says_what_is_lost(
     finally:
         child.end()
     assert str(caught.value) == (
-        "ps:0 was started again (attempt 1): the parameters of the attempt before it are lost, and "
-        "the cluster has no checkpoints to go on from. Start the cluster again, and set "
-        "ClusterConfig(checkpoints=...), from which a server goes on"
+        "ps:0 was started again (attempt 1): the parameters of its last attempt are lost, and "
+        "the cluster has no checkpoints to go on from. Set ClusterConfig(checkpoints=...), from "
+        "which a server goes on, and start the cluster again"
     )
 
 

@@ -81,7 +81,7 @@ def test_another_commit_of_one_version_is_refused_before_its_bundle_is_read(tmp_
     lines = str(refused.value).splitlines()
     assert lines[2].split() == ["source", "of", "tfos", other, here[versions.SOURCE]]
     assert "two commits of tfos " + here["tfos"] in lines[3]
-    assert "start the driver (a notebook: its kernel) anew. Let both" in lines[3]
+    assert "restart the driver (in a notebook: its kernel). Let both" in lines[3]
 
 
 def test_source_that_is_in_no_files_is_not_compared(tmp_path):

@@ -28,7 +28,7 @@ def test_what_is_written_is_read_whole(file, short_calls):
 
 def test_a_file_that_ends_early_is_an_error_and_no_endless_wait(file):
     whole_files.replace(file, b"123")
-    with pytest.raises(OSError, match=r"ends 2 bytes before byte 5, which 4 bytes were to end at"):
+    with pytest.raises(OSError, match=r"ends 2 bytes before byte 5, where 4 bytes should end"):
         whole_files.read_at(file, 4, 1)
 
 

@@ -28,7 +28,7 @@ def test_sizes_are_read_as_spark_reads_them(size, expected):
 
 @pytest.mark.parametrize("size", ["", "2.5g", "-1g", "two", "1x", "1bb"])
 def test_what_is_no_size_is_refused_with_itself(size):
-    with pytest.raises(ConfigError, match="no size that Spark understands"):
+    with pytest.raises(ConfigError, match="not a size that Spark understands"):
         mib(size)
 
 

@@ -388,6 +388,6 @@ def test_a_save_keeps_a_quarter_of_the_time_of_the_clusters_end(end_s, saves_beh
     assert training._ended.wait(20)
     bed.coordinator.close()
     assert f"within {batch_s:.0f} s" in told
-    assert ("left it beside 25% for the save" in told) is saves_behind
+    assert ("kept 25% for the save" in told) is saves_behind
     assert given[0] == pytest.approx(batch_s, abs=5.0)
     assert saved == [math.inf]

@@ -130,8 +130,8 @@ def spark() -> Iterator[FakeSpark]:
     ("mode", "starts", "qname", "error", "refusal"),
     [
         (InputMode.TENSORFLOW, True, "input", SettingsError, "needs input_mode=InputMode.SPARK"),
-        (InputMode.SPARK, False, "input", PhaseError, "needs the cluster RUNNING, it is RESERVED"),
-        (InputMode.SPARK, True, "inptu", SettingsError, "qname='inptu' is no feed of this cluster"),
+        (InputMode.SPARK, False, "input", PhaseError, "cluster to be RUNNING; it is RESERVED"),
+        (InputMode.SPARK, True, "inptu", SettingsError, "qname='inptu' is not a feed of this"),
     ],
     ids=["no feeds", "not started", "no such feed"],
 )
@@ -280,7 +280,7 @@ def saving(error: str, *, is_lost: bool) -> Streams:
 @pytest.mark.fault("F08")
 def test_batches_that_are_lost_once_spark_has_marked_them_are_named_and_not_promised_again():
     state = trained((3, 10), (4, 0), (5, 10), (6, 0))
-    sentence = "ps:1 lost it.*does not have of batches 3 to 5 is lost"
+    sentence = "ps:1 lost it.*lacks of batches 3 to 5 is lost"
     with pytest.raises(FeedJobError, match=sentence) as caught:
         saving("ps:1 lost it", is_lost=True)._save(state)
     assert "once more" not in str(caught.value)
@@ -386,8 +386,8 @@ def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
     with pytest.raises(FeedJobError) as caught:
         streams._save(trained((3, 10)), None, 5.0)
     assert str(caught.value) == (
-        "the chief has not saved within 5 s, which is what shutdown(timeout=...) left for it, of "
-        f"the {plan.limit_s:.0f} s that a save may take: call shutdown() with a longer timeout, "
+        "the chief has not saved within 5 s, which is what shutdown(timeout=...) left of "
+        f"the {plan.limit_s:.0f} s that a save may take. Call shutdown() with a longer timeout, "
         "or with None for no limit"
     )
 

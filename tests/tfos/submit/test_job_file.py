@@ -155,10 +155,10 @@ def test_a_file_that_is_none_is_told_with_its_name(here: Path):
     with pytest.raises(SettingsError, match=r"none\.toml cannot be read: No such file"):
         read(here / "none.toml")
     (here / "broken.toml").write_text("program =\n")
-    with pytest.raises(SettingsError, match=r"broken\.toml is no TOML: .*line 1"):
+    with pytest.raises(SettingsError, match=r"broken\.toml is not TOML: .*line 1"):
         read(here / "broken.toml")
     (here / "latin.toml").write_bytes(b"program = '\xe4'")
-    with pytest.raises(SettingsError, match=r"latin\.toml is no TOML"):
+    with pytest.raises(SettingsError, match=r"latin\.toml is not TOML"):
         read(here / "latin.toml")
     (here / "wrong.toml").write_text("retries = 'two'")
     with pytest.raises(SettingsError, match=r"wrong\.toml: retries = 'two'"):

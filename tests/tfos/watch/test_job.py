@@ -279,14 +279,14 @@ def test_a_save_that_failed_says_why(bed):
 
 
 def test_a_chief_that_does_not_answer_is_waited_for_no_longer_than_promised(bed):
-    assert "has not said within 0 s" in bed.job.save(timeout_s=0.01).text
+    assert "has not reported a save within 0 s" in bed.job.save(timeout_s=0.01).text
 
 
 @pytest.mark.parametrize(
     ("restarts", "ends", "text"),
     [
-        (1, "lost", "the chief was lost before it said that it saved; ask again once it"),
-        (0, "lost", "the cluster is FAILED, and the chief has not said that it saved"),
+        (1, "lost", "the chief was lost before it reported a save; ask again once it"),
+        (0, "lost", "the cluster is FAILED, and the chief has not reported a save"),
         (0, "returned", "nothing was saved: main_fun has returned on the chief"),
     ],
 )

@@ -152,13 +152,13 @@ def test_a_job_is_chosen_by_its_ids_or_name(tmp_path):
     assert choose([one], "") is one
     for wanted in ("bb", "words", "app-8"):
         assert choose(both, wanted) is other
-    with pytest.raises(SettingsError, match=r"^2 jobs run: name one by --job ID: aa11 .*bb22"):
+    with pytest.raises(SettingsError, match=r"^2 jobs run: choose one with --job ID: aa11 .*bb22"):
         choose(both, "")
     with pytest.raises(
-        SettingsError, match=r"^2 running jobs fit 'words': [^;]*cc33[^;]*; bb22[^;]*$"
+        SettingsError, match=r"^2 running jobs match 'words': [^;]*cc33[^;]*; bb22[^;]*$"
     ):
         choose([made("cc33", name="words"), one, other], "words")
-    with pytest.raises(SettingsError, match="no running job is 'cc'; there are aa11"):
+    with pytest.raises(SettingsError, match="no running job matches 'cc'; there are aa11"):
         choose(both, "cc")
     with pytest.raises(SettingsError, match="no job of this user runs on this host") as refused:
         choose([], "")

@@ -12,7 +12,7 @@ import subprocess
 from ps.errors import PSError
 
 _END_S = 10.0
-"""From the end of its output to its own."""
+"""Seconds from the end of its output to its own."""
 
 
 def child_line(process: subprocess.Popen[str], what: str, timeout_s: float) -> str:
@@ -20,7 +20,7 @@ def child_line(process: subprocess.Popen[str], what: str, timeout_s: float) -> s
 
     Args:
         process: the child; what it wrote before has been read.
-        what: the child and what it is to do, for the error: "a server to listen".
+        what: the child and what it must do, for the error: "a server to listen".
         timeout_s: seconds to wait at most.
 
     Raises:

@@ -14,10 +14,10 @@ def update(formula: Callable[..., Any], g: Array, arrays: list[Array], scalars: 
     """Apply one gradient in place; `arrays` are the values, then the slots.
 
     Args:
-        formula: of the rule, from ps.optim.formulas.
+        formula: the rule's formula, from ps.optim.formulas.
         g: [n] floats, the gradient.
         arrays: [n] each, the values, then the slots; changed.
-        scalars: of the step, of the same dtype.
+        scalars: the step's scalars, of the same dtype.
     """
     new = formula(g, *arrays, *scalars)
     for array, changed in zip(arrays, new if len(arrays) > 1 else (new,), strict=True):

@@ -71,7 +71,7 @@ class RawPeer:
 
         Args:
             data: flat bytes.
-            into: of the same size; filled.
+            into: buffer of the same size; filled.
         """
         self._socket.sendall(REQUEST.pack(b"E", data.nbytes))
         self._socket.sendall(data)

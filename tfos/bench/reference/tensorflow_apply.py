@@ -73,7 +73,7 @@ def update(name: str, gradient: np.ndarray[Any, Any]) -> tuple[str, Callable[[],
     """Return what the update is called, and a function that runs it once.
 
     Args:
-        name: of the rule's class.
+        name: name of the rule's class.
         gradient: [n] float32.
     """
     import tensorflow as tf

@@ -76,7 +76,7 @@ def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer
     """Start the processes with variables of `num_bytes` together; they end with the block.
 
     Args:
-        num_bytes: of all variables together, float32.
+        num_bytes: size of all variables together, float32.
         num_tensors: number of variables.
     """
     spec = json.dumps({job: [f"127.0.0.1:{free_port()}"] for job in ("ps", "worker")})
@@ -102,7 +102,7 @@ def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()  # they have no way of ending in order
+    process.kill()  # they cannot end in order
     process.communicate(timeout=STOP_TIMEOUT_S)
 
 
@@ -131,7 +131,7 @@ def coordinate(spec: dict[str, list[str]], num_bytes: int, num_tensors: int) -> 
 
     Args:
         spec: TensorFlow's cluster: addresses by job.
-        num_bytes: of all variables together, float32.
+        num_bytes: size of all variables together, float32.
         num_tensors: number of variables.
     """
     commands = _commands(spec, num_bytes, num_tensors)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 WINDOW_S = 600.0
 """Window in which restarts count against the limit: a node that dies once a day is not broken."""
 STEADY_S = 10.0
-"""What has lived so long did not die of its start; the next one starts at once."""
+"""A process that has lived this long did not die of its start; the next one starts at once."""
 FIRST_DELAY_S = 0.5
 """Delay after the second short life in a row; doubled with each further one."""
 MAX_DELAY_S = 8.0
@@ -47,7 +47,7 @@ class RestartBudget:
         """Use one restart; return the seconds to wait before it, None when none is left.
 
         Args:
-            started_s: when that what has ended now had begun, in monotonic seconds.
+            started_s: when the process that has ended now was started, in monotonic seconds.
             now_s: monotonic seconds.
         """
         if not self.has_left(now_s):

@@ -1,8 +1,8 @@
 """Driver pause: a time in which the driver itself did not run, as between Ctrl-Z and `fg`.    Pure.
 
-Covers: seeing it by ticks that come late, what it does to the times of members, and the sentence
+Covers: detecting it by ticks that come late, what it does to the times of members, and the sentence
 for the failures that it leads to.
-Does not: say who is lost (control.restarts.silence).
+Does not: decide which node is lost (control.restarts.silence).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tfos.control.members import Member
 from tfos.failure import NodeFailure
 
 _LATE_TICKS = 3.0
-"""A tick later than this many intervals was no slow thread."""
+"""A tick later than this many intervals was not just a slow thread."""
 _EXPLAINS_S = 60.0
-"""After a pause Spark reports the ends of executors and tasks for this long, or so."""
+"""For about this long after a pause Spark reports the ends of executors and tasks."""
 
 
 def tick_s(config: ClusterConfig) -> float:
@@ -65,7 +65,7 @@ class DriverPause:
         return True
 
     def explained(self, failure: NodeFailure, now_s: float) -> NodeFailure:
-        """Return the failure of a node that was ended from outside, with the pause if it led to it.
+        """Return the failure of a node that was ended from outside, with the pause if it caused it.
 
         Args:
             failure: the record.
@@ -81,7 +81,7 @@ class DriverPause:
         text = (
             f"{failure.message}. Before that the driver itself was suspended for "
             f"{self._lasted_s:.0f} s (Ctrl-Z, SIGSTOP, a frozen host): a node that does not reach "
-            f"it for lease_s={lease_s:.0f} s ends by itself. Let the driver run, or raise "
+            f"it for lease_s={lease_s:.0f} s ends itself. Let the driver run, or raise "
             "ClusterConfig(lease_s)"
         )
         return msgspec.structs.replace(failure, message=text)

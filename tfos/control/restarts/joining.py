@@ -16,7 +16,7 @@ from tfos.control.epoch_log import EpochLog
 from tfos.control.messages import FeedEpoch, Flush, Joining
 
 _KEPT_ORDERS = 64
-"""Orders to end an epoch that are kept. The chief's `fit` is at most an epoch or two behind."""
+"""Orders to end an epoch to keep. The chief's `fit` is at most an epoch or two behind."""
 
 
 @dataclass
@@ -24,12 +24,12 @@ class OpenEpochs:
     """Epochs of all feeds of one cluster: which are fed now, which ends were ordered."""
 
     _next: dict[str, int] = field(default_factory=dict)
-    """By feed, the epoch that is fed now, or the one after the last."""
+    """The epoch that is fed now, or the one after the last, by feed."""
     _ends: deque[Flush] = field(default_factory=lambda: deque(maxlen=_KEPT_ORDERS))
 
     @property
     def begun(self) -> tuple[FeedEpoch, ...]:
-        """Of each feed the epoch that is fed now, or the one after the last."""
+        """The epoch of each feed that is fed now, or the one after the last."""
         return tuple(self._next.items())
 
     def come_to(self, feed: str, epoch: int) -> bool:
@@ -65,7 +65,7 @@ class OpenEpochs:
     def joining(self, epochs: EpochLog) -> tuple[Joining, tuple[Flush, ...]]:
         """Return where a worker begins that joins now, and the orders that it has missed.
 
-        Where a fit reads a feed, it begins in the epoch behind the last that the chief has
+        Where a fit reads a feed, it begins in the epoch after the last one that the chief has
         reported, so that it meets the others at the end of that epoch; else in the epoch that is
         fed now.
 

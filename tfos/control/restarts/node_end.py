@@ -1,11 +1,11 @@
 """Node end: what the end of a node means for its cluster.
 
-Covers: who is started again, who the others go on without, what fails the cluster, what its error
-adds.
+Covers: which nodes are started again, which the others go on without, what fails the cluster, what
+its error adds.
 Does not: change members or give orders (tfos.control.state).      Pure.
 
 A node that was killed *from outside* (signal KILL or TERM, executor lost, silence) is no reason to
-doubt main_fun. One that crashed (signal SEGV, ABRT) may be started again, and is fatal else.
+doubt main_fun. One that crashed (signal SEGV, ABRT) may be started again; otherwise it is fatal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _WITHOUT_WORKER = (
     "start the cluster again"
 )
 _AFTER_OWN_SHARD = (
-    "Save by ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
-    "num_ps >= 1: servers of their own go on when a worker is lost"
+    "Save with ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
+    "num_ps >= 1: separate servers go on when a worker is lost"
 )
 WITHOUT_PS = (
     "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "

@@ -21,7 +21,7 @@ from tfos.phases import ClusterPhase, may_move
 
 _MAX_FAILURES = 100
 _FIRST_FAILURES = 50
-"""Of those that are kept: the first show how it began, the newest what goes on. Of the others,
+"""Failures to keep: the first show how it began, the newest what goes on. Of the others,
 symptoms are dropped before causes."""
 
 
@@ -30,11 +30,11 @@ class ClusterOrders(ClusterView):
     """All nodes of one cluster, to give orders to. Each method returns actions."""
 
     open_epochs: OpenEpochs = field(default_factory=OpenEpochs)
-    """For workers that join later."""
+    """Open epochs, for workers that join later."""
     _finished_feeds: tuple[str, ...] = ()
 
     def wait_for(self, what: str) -> list[Action]:
-        """Note what the driver waits for, for those who ask; empty: nothing any more."""
+        """Note what the driver waits for, for status(); empty: nothing any more."""
         self.waits_for = what
         return []
 
@@ -56,7 +56,7 @@ class ClusterOrders(ClusterView):
         rounds: int = 0,
         num_fed: int = 0,
     ) -> list[Action]:
-        """End an epoch of a feed at every worker that still trains, after so many rounds.
+        """End an epoch of a feed at every worker that still trains, after this many rounds.
 
         Args:
             feed: name of the feed.
@@ -77,7 +77,7 @@ class ClusterOrders(ClusterView):
             epoch: number of the epoch, from 0.
         """
         order = messages.FeedAgain(feed, epoch)
-        self.open_epochs.revoke(feed, epoch)  # who joins now may train them, and must not end it
+        self.open_epochs.revoke(feed, epoch)  # a worker that joins now may train them, not end it
         return [Send(each.node, order) for each in self.training()]
 
     def come_to(self, feed: str, epoch: int) -> list[Action]:
@@ -105,11 +105,11 @@ class ClusterOrders(ClusterView):
     def stop(
         self, members: list[Member], reason: str, *, grace_s: float, is_orderly: bool = False
     ) -> list[Action]:
-        """Stop these nodes; their end is no failure any more.
+        """Stop these nodes; their end is no longer a failure.
 
         Args:
             members: the nodes.
-            reason: for their logs.
+            reason: text for their logs.
             grace_s: seconds until they are killed.
             is_orderly: whether the user may give them more seconds.
         """
@@ -127,7 +127,7 @@ class ClusterOrders(ClusterView):
 
         Args:
             members: the nodes.
-            reason: for their logs.
+            reason: text for their logs.
             grace_s: seconds until they are killed.
             is_orderly: whether the user may give them more seconds.
         """
@@ -154,7 +154,7 @@ class ClusterOrders(ClusterView):
         """Ask the streams that train this cluster to stop; the first reason stays.
 
         Args:
-            reason: for the user.
+            reason: text for the user.
         """
         self.streams_stop = self.streams_stop or reason
         return []
@@ -165,10 +165,10 @@ class ClusterOrders(ClusterView):
         return [Send(self.workers[0].node, messages.SaveNow(self.saves_asked))]
 
     def stop_training(self, reason: str) -> list[Action]:
-        """Ask main_fun on every worker, and streams, to train no further; the first reason stays.
+        """Ask main_fun on every worker, and streams, to stop training; the first reason stays.
 
         Args:
-            reason: for the nodes' logs.
+            reason: text for the nodes' logs.
         """
         if self.training_stop:
             return []
@@ -180,7 +180,7 @@ class ClusterOrders(ClusterView):
         """Ask the evaluator to evaluate what is saved, and nothing after it.
 
         Args:
-            reason: for its log.
+            reason: text for its log.
         """
         return [Send(each.node, messages.StopTraining(reason)) for each in self.evaluating()]
 

@@ -142,7 +142,7 @@ class ClusterState(ClusterOrders):
             now_s: monotonic seconds.
 
         Raises:
-            ControlRefused: as `on_event`.
+            ControlRefused: see `on_event`.
         """
         self._heard_again(report.node)
         member = self._current(report.node)
@@ -159,7 +159,7 @@ class ClusterState(ClusterOrders):
         """Handle an event of a node; reports of fenced attempts are ignored.
 
         Args:
-            node: who reports, with its attempt.
+            node: the node that reports, with its attempt.
             event: what has happened.
             now_s: monotonic seconds.
 
@@ -212,8 +212,8 @@ class ClusterState(ClusterOrders):
         """Handle a subscription to orders; return the reason of a refusal, or an empty string.
 
         Args:
-            node: who subscribes, with its attempt.
-            number: of its stream: one may be heard of after a newer one.
+            node: the node that subscribes, with its attempt.
+            number: its stream's number; an older stream may be reported after a newer one.
             now_s: monotonic seconds.
         """
         self._heard_again(node)
@@ -229,8 +229,8 @@ class ClusterState(ClusterOrders):
         """Handle a closed connection: after an order to stop it is the end; else it may return.
 
         Args:
-            node: whose connection it was.
-            number: of the stream; a newer one may be open.
+            node: the node whose connection it was.
+            number: the stream's number; a newer one may be open.
             now_s: monotonic seconds.
         """
         member = self._current(node)
@@ -244,7 +244,7 @@ class ClusterState(ClusterOrders):
         """Handle the end of a job that was to start a node again, before the node served.
 
         Args:
-            name: of the node.
+            name: the node's name.
             reason: what Spark says.
             now_s: monotonic seconds.
         """
@@ -310,7 +310,7 @@ class ClusterState(ClusterOrders):
         return self._once(register.skew, notices.skewed(member, register.skew))
 
     def _once(self, reason: str, warning: Warn) -> list[Action]:
-        """Warn unless there is no reason, or it was warned of before."""
+        """Warn unless there is no reason, or the same warning was shown before."""
         if not reason or reason in self._told:
             return []
         self._told.add(reason)
@@ -329,7 +329,7 @@ class ClusterState(ClusterOrders):
         return self._begun()
 
     def _begun(self) -> list[Action]:
-        """Let a cluster begin of which the last node has come."""
+        """Start a cluster whose last node has come."""
         if self.phase is not ClusterPhase.RESERVED or self.missing() or self.is_ending:
             return []
         self.move(ClusterPhase.RUNNING)
@@ -361,7 +361,7 @@ class ClusterState(ClusterOrders):
         ]
 
     def _server_joined(self, member: Member) -> list[Action]:
-        """Tell the workers where their server is now, and it what it has missed of them."""
+        """Tell the workers where their server is now, and the server what it has missed."""
         return [
             notices.serves(member),
             Send(member.node, messages.Start(self.roster())),
@@ -470,7 +470,7 @@ class ClusterState(ClusterOrders):
 
     def _without_lost(self, member: Member, now_s: float) -> list[Action]:
         """Fail a cluster of which this worker begins to wait for all, if one of them was lost."""
-        # Who was lost after its main_fun had returned is not waited for.
+        # A worker that was lost after its main_fun returned is not waited for.
         lost = [each for each in self.workers if each.status in _GONE and each.done is None]
         gone = [*self.gone, *lost]
         if not gone or not self.is_running:

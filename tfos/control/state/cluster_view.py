@@ -27,7 +27,7 @@ _NOT_BACK = (
     NodeStatus.REGISTERED,
     NodeStatus.READY,
 )
-"""Of a server that others may wait for; one that has ended did so behind the failure."""
+"""Statuses of a server that others may wait for; one that has ended did so after the failure."""
 
 
 @dataclass
@@ -40,12 +40,12 @@ class ClusterView:
     failures: list[NodeFailure] = field(default_factory=list)
     """Failures, losses and restarts of servers, in order of arrival: the first and the newest."""
     num_failures: int = 0
-    """So far, also those that are kept no more."""
+    """Failures so far, also those that are no longer kept."""
     fatal: list[NodeFailure] = field(default_factory=list)
-    """Those that failed the cluster; the first is the root cause."""
+    """Failures that failed the cluster; the first is the root cause."""
     tensorboard: messages.TensorBoardUp | None = None
     rooms_mib: Mapping[str, float] = field(default_factory=dict)
-    """By node, what its executor's container has for nodes; 0: unknown, or it has no container."""
+    """MiB that a node's executor container has for nodes, by node; 0: unknown, or no container."""
     task_attempts: int = 4
     """Attempts of a task that Spark makes before it fails the job (spark.task.maxFailures)."""
     waits_for: str = ""
@@ -170,9 +170,9 @@ class ClusterView:
         return [worker for worker in self.workers if worker.status in again]
 
     def awaited(self) -> list[Member]:
-        """Return the workers whose main_fun is still to return.
+        """Return the workers whose main_fun has not yet returned.
 
-        Nobody waits for a replacement of a worker once the others are done, but for the chief's.
+        No replacement of a worker is awaited once the others are done, except the chief's.
         """
         training, again = self.training(), self.restarting()
         return training + again if training or any(each.planned.is_chief for each in again) else []

@@ -22,19 +22,19 @@ _NOT_SERVING = (NodeStatus.MISSING, NodeStatus.REGISTERED, NodeStatus.RESTARTING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a Spark job that starts nodes has ended, which its cluster did not cancel."""
+    """How a Spark job that starts nodes ended, if its cluster did not cancel it."""
 
     nodes: tuple[PlannedNode, ...]
     first_attempt: int = 0
-    """Of its nodes; 0: the job is their first."""
+    """First attempt of its nodes; 0: the job is their first."""
     error: str = ""
     """Why it failed; empty: it did not."""
     failed_partition: int | None = None
-    """Number of the task that it failed with, which is that of its node; None: not known."""
+    """Number of the task that it failed with, which is its node's number; None: unknown."""
     is_cancelled: bool = False
-    """By somebody else, which is its error."""
+    """Whether something other than its cluster cancelled it, which is its error."""
     outcomes: Mapping[str, str] = field(default_factory=dict)
-    """By node, how its task ended, of a job that did not fail."""
+    """How each node's task ended, by node, for a job that did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ def blame_of(end: JobEnd, cluster: ClusterView) -> Blame | None:
     """Return which node failed with a job; None: none did.
 
     Args:
-        end: of the job.
-        cluster: whose nodes they are.
+        end: the job's end.
+        cluster: the cluster of the nodes.
     """
     if cluster.is_ending or cluster.phase not in (ClusterPhase.RESERVED, ClusterPhase.RUNNING):
         return None
     if cluster.is_running and all(node.is_evaluator for node in end.nodes):
-        return None  # its heartbeats tell whether it lives, and nobody waits for it
+        return None  # its heartbeats show whether it lives, and nothing waits for it
     known = [cluster.members[node.name] for node in end.nodes]
     # A later job has started the others again.
     members = [member for member in known if member.first_attempt == end.first_attempt]
@@ -77,7 +77,7 @@ def blame_of(end: JobEnd, cluster: ClusterView) -> Blame | None:
 
 
 def _failed(end: JobEnd, known: list[Member], members: list[Member]) -> list[Member]:
-    """Return the node whose task failed, if Spark has told it and no later job has it."""
+    """Return the node whose task failed, if Spark has reported it and no later job has it."""
     if end.failed_partition is None:
         return []
     return [each for each in known[end.failed_partition :][:1] if each in members]

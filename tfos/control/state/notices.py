@@ -17,7 +17,7 @@ from tfos.failure import NodeFailure
 from tfos.topology import PS_ROLE
 
 _MOST_NAMED = 8
-"""Workers that a warning names; of more it has the number."""
+"""Workers that a warning names; it only counts further ones."""
 
 
 def skewed(member: Member, skew: str) -> Warn:
@@ -151,7 +151,7 @@ def own_rows_lost(member: Member) -> list[Action]:
         Warn(
             f"{member.name}: nobody trains the rows that its main_fun reads itself, in this epoch "
             "and all that follow; rows of cluster.train() go to the others. "
-            "ClusterConfig(restarts=Restarts(workers=k)) starts a lost worker again up to k times, "
+            "ClusterConfig(restarts=Restarts(workers=k)) starts a lost worker again up to k times; "
             "tolerate_lost_workers=False ends the training with the first one"
         )
     ]
@@ -168,7 +168,7 @@ def lost_after_return(member: Member, failure: NodeFailure) -> Warn:
 
 
 def evaluator_lost(member: Member, failure: NodeFailure) -> Warn:
-    """Warn that checkpoints are evaluated no more.
+    """Warn that checkpoints are no longer evaluated.
 
     Args:
         member: the evaluator.

@@ -1,7 +1,7 @@
 """Tied workers: TensorFlow waits for all of them, and main_fun of one has returned.      Pure.
 
-Covers: who waits for a worker that has returned, for certain or by what they report, and how both
-are told.
+Covers: which workers wait for one that has returned, for certain or by what they report, and the
+messages about both.
 Does not: say what the loss of a worker means (control.restarts.node_end), act (cluster_state).
 """
 
@@ -19,7 +19,7 @@ STANDS_STILL_S = 60.0
 """Seconds without progress after which a worker may wait for one that has returned. It may as well
 export or evaluate, which takes as long: this is worth a warning, and no more."""
 _EQUAL_STEPS = (
-    "all workers must build the strategy and take equally many steps: give each of them as many "
+    "all workers must build the strategy and take the same number of steps: give each as many "
     "batches, as by dataset.repeat() and steps_per_epoch"
 )
 
@@ -41,8 +41,8 @@ def never_joins(cluster: ClusterView) -> NodeFailure | None:
     if not waiting or not absent:
         return None
     text = (
-        f"main_fun of {absent[0].name} has returned and built no MultiWorkerMirroredStrategy, for "
-        f"which {waiting[0].name} waits: {_EQUAL_STEPS}"
+        f"main_fun of {absent[0].name} has returned without a MultiWorkerMirroredStrategy, "
+        f"which {waiting[0].name} waits for: {_EQUAL_STEPS}"
     )
     return absent[0].failure("", text)
 
@@ -53,8 +53,8 @@ def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> Nod
     Its own text calls that one unhealthy, and looks for a crash.
 
     Args:
-        failure: of the member.
-        member: whose main_fun raised.
+        failure: the member's failure.
+        member: the member whose main_fun raised.
         cluster: the members.
     """
     returned = [each.name for each in _tied(cluster) if each.done is not None]
@@ -87,7 +87,7 @@ def stand_still(cluster: ClusterView, now_s: float) -> str:
 
 
 def _tied(cluster: ClusterView) -> list[Member]:
-    """Return the workers of the strategy: those that have told of it.
+    """Return the workers of the strategy: those that have reported it.
 
     None has with a TensorFlow that gives no notice: all of a mirrored cluster then.
     """

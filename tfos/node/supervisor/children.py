@@ -42,7 +42,7 @@ class Child:
     """A running child process.
 
     Args:
-        pid: of the child.
+        pid: pid of the child.
         output: descriptor of the pipe with its output.
         link: control link; None for programs that are not ours.
     """
@@ -116,7 +116,7 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
     """Start `module.main(body)` in a new process that dies with this one.
 
     Args:
-        module: as for bootstrap.document_fd.
+        module: see bootstrap.document_fd.
         body: argument of `main`.
         place: has the child's `sys_path` and working directory.
         env: the child's whole environment.
@@ -159,9 +159,9 @@ def visible_gpus(
     A parameter server sees none: TensorFlow would take the memory of one that a worker trains on.
 
     Args:
-        node: from the plan.
+        node: the node from the plan.
         gpus: addresses that Spark gave to its task.
-        resource: Spark's name of the GPUs; None: nobody sees one.
+        resource: Spark's name of the GPUs; None: no node sees one.
     """
     if node.role == PS_ROLE or resource is None:
         return ()

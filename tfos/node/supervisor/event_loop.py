@@ -61,7 +61,7 @@ class EventLoop:
         """Call `react` once after `delay_s`; replaces the timer of this name.
 
         Args:
-            name: of the timer.
+            name: the timer's name.
             delay_s: seconds from now.
             react: called without arguments.
         """
@@ -71,7 +71,7 @@ class EventLoop:
         """Set a timer unless one of this name is due earlier.
 
         Args:
-            name: of the timer.
+            name: the timer's name.
             delay_s: seconds from now.
             react: called without arguments.
         """

@@ -35,7 +35,7 @@ class GpuTrouble:
     is_certain: bool = True
     """False: nvidia-smi gave no answer."""
     settle_s: float = 0.0
-    """It may be right within this time."""
+    """Seconds within which it may become right."""
 
 
 def judge(
@@ -45,7 +45,7 @@ def judge(
 
     Args:
         found: the GPUs of the host.
-        addresses: of the node's GPUs, as Spark gave them.
+        addresses: addresses of the node's GPUs, as Spark gave them.
         ours: pids of this node.
     """
     if missing := found.missing(addresses):
@@ -72,7 +72,7 @@ class GpuCheck:
     """Looks once at the start, and again for SETTLE_S or SPARK_SETTLE_S while a GPU is held.
 
     Args:
-        addresses: of the node's GPUs.
+        addresses: addresses of the node's GPUs.
         tell: gets what is wrong, or None, once and on the check's own thread.
         look: returns the GPUs of the host.
     """
@@ -88,7 +88,7 @@ class GpuCheck:
         self._look = look
 
     def start(self) -> None:
-        """Begin; the end comes within half a minute, or two behind Spark's own Python workers."""
+        """Start; it ends within half a minute, or two after Spark's own Python workers."""
         threading.Thread(target=self._run, name="tfos-gpus", daemon=True).start()
 
     def _run(self) -> None:

@@ -80,7 +80,7 @@ class NodeLog:
     """All output of one node: appended to a file, and kept as lines until they are taken.
 
     Args:
-        path: of the log file.
+        path: path of the log file.
         show_details: queue tfos's own lines below WARNING too.
         clock: returns monotonic seconds.
     """

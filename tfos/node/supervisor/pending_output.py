@@ -13,18 +13,18 @@ from tfos.console.log_tail import cut, num_fitting
 from tfos.control.messages import Output
 
 KEPT_LINES = 100
-"""While nobody reads: for who begins to, and for the end."""
+"""Lines to keep while nobody reads: for a later reader, and for the end."""
 COLLECTING_S = 0.3
 """Lines are collected this long, so that a chatty child costs few messages."""
 BETWEEN_PIECES_S = 2.0
-"""As often as a reader looks: page and `tfos logs -f`."""
+"""Seconds between pieces: as often as a reader, page or `tfos logs -f`, looks."""
 _MAX_BATCH_LINES = 200
 
 
 class PendingOutput:
     """Takes lines as they come, gives out what the driver wants.
 
-    Until the driver has said what that is, nothing goes.
+    Until the driver has said what it wants, nothing goes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class PendingOutput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there is nothing to send."""
         return not self._lines and not self._dropped
 
     def due_s(self) -> float:

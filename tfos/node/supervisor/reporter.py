@@ -37,7 +37,7 @@ _REACH_DRIVER = (
 )
 _RETRY_S = 0.5
 _MOST_FAILURES_S = 10.0
-"""For so long the driver may answer that it could not handle an event: then it is no accident."""
+"""How long the driver may fail to handle an event before this node gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Unwanted:
 
     reason: str
     is_cut_off: bool = False
-    """No call has reached the driver."""
+    """Whether no call has reached the driver."""
 
 
 Notice = messages.Order | Registered | Unwanted
@@ -98,7 +98,7 @@ class Reporter:
         self._events: deque[tuple[int, messages.Event]] = deque()
         self._num_events = 0
         self._fails_since_s: float | None = None
-        """Since when the driver cannot handle the oldest event; None: it has not said so."""
+        """Time since when the driver cannot handle the oldest event; None: it has not said so."""
         self._output = PendingOutput()
         self._finish_by_s: float | None = None
         self._is_connected = threading.Event()
@@ -246,14 +246,14 @@ class Reporter:
             self._events.popleft()
 
     def _give_up(self, seq: int, event: messages.Event, error: ControlFailed) -> None:
-        """Report the driver's failure in the place of an event that it cannot handle.
+        """Report the driver's failure instead of an event that it cannot handle.
 
         Raises:
             ControlRefused: always; the node ends.
         """
         text = (
             f"the driver could not handle {type(event).__name__} for {_MOST_FAILURES_S:g} s, and "
-            f"what this node reports later stands behind it: {error}. Start the cluster again, and "
+            f"later reports of this node wait for it: {error}. Start the cluster again, and "
             "report this"
         )
         node = self._register_message

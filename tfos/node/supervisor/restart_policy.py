@@ -63,7 +63,7 @@ class ChildRestarts:
 
         Args:
             host: address to listen at.
-            directory: of the Unix socket.
+            directory: directory of the Unix socket.
 
         Raises:
             OSError: the host is not an address of this machine, or the directory's path is too long
@@ -82,7 +82,7 @@ class ChildRestarts:
         """Keep an order if a later child must receive it as well, before it serves."""
         if isinstance(order, messages.Start):
             self._is_released = True
-            # A child that ended before it could hear of it has nothing that is missed.
+            # A child that ended before it could receive it has missed nothing.
             if self._has_child:
                 self.has_begun = True
         if self.limit and isinstance(order, messages.AboutWorker):

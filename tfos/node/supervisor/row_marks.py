@@ -4,8 +4,8 @@ Covers: the marks of each feed, written by the worker and read by its supervisor
 Does not: count rows (feeding.receiver), report (tfos.node.supervisor.supervisor).
 Threads: a writer's calls are serialised by the feed channel.
 
-Heartbeats tell the same seconds later. The rows between the two marks are those that a crash may
-be due to: the trainer, or what reads ahead for it, had them.
+Heartbeats report the same seconds later. The rows between the two marks may be the cause of
+a crash: the trainer, or what reads ahead for it, had them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RowMarks:
     """Writes the marks of one worker.
 
     Args:
-        descriptor: of the file.
+        descriptor: the file's descriptor.
         feeds: the names of all feeds.
     """
 
@@ -45,10 +45,10 @@ class RowMarks:
         """Write the marks of a feed; one call of the system, so a kill leaves them whole.
 
         Args:
-            feed: its name; others than those of the file are ignored.
-            epoch: that the rows are of.
-            trained_rows: those before the first one that is neither trained nor dropped.
-            dropped_rows: those before the same row.
+            feed: its name; feeds that the file does not have are ignored.
+            epoch: epoch of the rows.
+            trained_rows: trained rows before the first one that is neither trained nor dropped.
+            dropped_rows: dropped rows before the same row.
             taken_rows: no row from this position on was read.
         """
         place = self._places.get(feed)
@@ -63,7 +63,7 @@ def marked(
     """Return the counts of a worker's feeds as it left them.
 
     Args:
-        descriptor: of the file; its writer has ended.
+        descriptor: the file's descriptor; its writer has ended.
         feeds: the names of all feeds, as for its writer.
         known: the counts that it reported last.
     """

@@ -97,7 +97,7 @@ class Supervisor:
         self._raised: Raised | None = None
         self._awaits_gpus = False
         self._listening: messages.Listening | None = None
-        """What the child has reported while the GPUs were looked at."""
+        """The report of the child that came while the GPUs were checked."""
         self._lease_s = math.inf
         """Registration sets it; until then the reporter has its own limit."""
         self._is_cut_off = False
@@ -265,7 +265,7 @@ class Supervisor:
     def _stop(self, reason: str, grace_s: float, *, is_orderly: bool = False) -> None:
         """End the child in order, then the node; a second call may only shorten the grace."""
         if self._end_reason is None and self._raised is not None:
-            # What it raised is told once it has ended: the stop may follow from that.
+            # What it raised is reported once it has ended: the stop may follow from that.
             self._loop.advance_timer("exit", grace_s, self._kill_child)
             failed = failure.raised(self._failure("", ""), self._raised)
             self._loop.advance_timer("grace", grace_s + KILL_TIMEOUT_S, lambda: self._fail(failed))

@@ -23,7 +23,7 @@ from tfos.node.supervisor.log_buffer import LineSplitter, clean_line
 from tfos.node.workspace import Workspace
 
 START_TIMEOUT_S = 15.0
-"""The URL is at the driver within this time, or a reason is."""
+"""Seconds until the URL, or a reason, is at the driver."""
 
 _URL = re.compile(r"TensorBoard \S+ at (http://\S+)")
 _LAST_LINES = 5
@@ -57,7 +57,7 @@ class TensorBoardChild:
 
     @property
     def pids(self) -> set[int]:
-        """The process, if it runs: not to be killed with the child's tree."""
+        """The process, if it runs: it must not be killed with the child's tree."""
         return {self._child.pid} if self._child else set()
 
     def start(self, spec: SupervisorSpec, workspace: Workspace, env: Mapping[str, str]) -> None:
@@ -145,7 +145,7 @@ def reachable_url(url: str, advertised_host: str) -> str:
     A loopback address would hide from the driver that others can open it.
 
     Args:
-        url: as TensorBoard prints it.
+        url: URL that TensorBoard prints.
         advertised_host: this host's address.
     """
     if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):

@@ -1,4 +1,4 @@
-"""The stock TensorBoard behind a check of the name that a browser asks for.
+"""The stock TensorBoard, with a check of the host name that a browser asks for.
 
 Covers: starting TensorBoard in this process, which Host a request may name.
 Does not: watch it (tfos.node.supervisor.tensorboard), ask for a login: TensorBoard has none.
@@ -26,8 +26,8 @@ class HostCheck:
     """A WSGI application that answers requests by address, `localhost` or a known name only.
 
     Args:
-        application: answers the others.
-        names: of this host, as users were told.
+        application: answers the permitted requests.
+        names: names of this host that users know.
     """
 
     def __init__(self, application: Application, names: Collection[str]) -> None:
@@ -59,8 +59,8 @@ def run(arguments: Sequence[str], names: Collection[str]) -> None:
     its own reader serves local event files. The module below is its documented switch.
 
     Args:
-        arguments: of TensorBoard's command line.
-        names: of this host, as users were told.
+        arguments: arguments of TensorBoard's command line.
+        names: names of this host that users know.
     """
     sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
     from tensorboard import default, main_lib, program

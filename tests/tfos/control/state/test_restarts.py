@@ -172,7 +172,7 @@ def test_a_crash_is_known_after_any_number_of_losses_and_the_first_and_newest_re
     attempts = [each.node.attempt // 100 for each in state.failures]
     assert attempts == [*range(50), *range(num_losses - 49, num_losses + 1)]
     notes = cluster_report("test", state, NOW + 700.0 * num_losses).notes
-    assert "51 failures between the first and the newest are kept no more" in notes
+    assert "51 failures between the first and the newest are not kept" in notes
 
 
 def test_a_worker_that_is_lost_after_many_others_is_told_with_its_own_end():

@@ -788,9 +788,9 @@ def test_a_strategy_that_waits_for_a_worker_that_has_returned_fails_the_cluster(
     assert _orders(actions, messages.Stop) >= {"worker:0"}
     (headline,) = state.fatal
     assert headline.node.name == "worker:1"
-    assert headline.message.startswith("main_fun of worker:1 has returned and built no MultiWorker")
+    assert headline.message.startswith("main_fun of worker:1 has returned without a MultiWorker")
     assert "worker:0 waits" in headline.message
-    assert "take equally many steps" in headline.message
+    assert "take the same number of steps" in headline.message
 
 
 @pytest.mark.parametrize(
@@ -867,7 +867,7 @@ def test_workers_that_stand_still_after_another_one_returned_are_warned_of_once(
     (warning,) = told
     assert isinstance(warning, Warn)
     assert "main_fun of worker:1 has returned, and worker:2 reports no progress" in warning.text
-    assert "take equally many steps" in warning.text
+    assert "take the same number of steps" in warning.text
     assert state.fatal == []
 
 
