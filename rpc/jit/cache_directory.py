@@ -45,7 +45,7 @@ def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None =
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
         return f"it is no directory of user {owners[0]}"
     if status.st_mode & _OTHERS_WRITE:
-        return f"others can write it (mode {stat.S_IMODE(status.st_mode):04o})"
+        return _writable("it", status)
     for parent, status in above.items():
         if not stat.S_ISDIR(status.st_mode):
             return f"{parent} is a symbolic link, which may lead elsewhere later"
@@ -53,8 +53,13 @@ def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None =
             return f"{parent} belongs to user {status.st_uid}, who could replace it"
         # In a sticky directory nobody but an entry's owner, who was checked, can rename it.
         if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-            return f"others can write {parent} (mode {stat.S_IMODE(status.st_mode):04o})"
+            return _writable(str(parent), status)
     return ""
+
+
+def _writable(name: str, status: os.stat_result) -> str:
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    return f"others can write {name} (mode {mode}); let only its owner do so (chmod go-w)"
 
 
 def real_path(directory: Path) -> Path:
@@ -80,7 +85,7 @@ def made_private(directory: Path) -> Path:
     made = real_path(directory)
     make(made)
     if reason := why_unsafe(made, (os.geteuid(), 0)):
-        raise OSError(f"{made} is not used: {reason}; let nobody else write it or what is above it")
+        raise OSError(f"{made} is not used: {reason}")
     return made
 
 

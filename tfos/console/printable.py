@@ -29,9 +29,9 @@ def printable(text: str, limit: int = MAX_LINE_CHARS) -> str:
         text: any text.
         limit: characters, of the text and of what is shown of it; a longer one is cut.
     """
-    shown = visible(text[:limit])[:limit]
-    rest = len(text) - limit
-    return f"{shown} ... ({rest} more characters)" if rest > 0 else shown
+    shown = visible(text[:limit])
+    rest = max(len(text), len(shown)) - limit
+    return f"{shown[:limit]} ... ({rest} more characters)" if rest > 0 else shown
 
 
 def _escape(char: str) -> str:

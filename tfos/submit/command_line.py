@@ -17,9 +17,10 @@ from tfos.slots.resources import Resources
 from tfos.spark import executor_memory
 from tfos.submit.job_file import JobFile
 
+_DEPLOY_MODE = "spark.submit.deployMode"
 _OPTIONS = {
     "spark.master": "--master",
-    "spark.submit.deployMode": "--deploy-mode",
+    _DEPLOY_MODE: "--deploy-mode",
     "spark.app.name": "--name",
     "spark.yarn.queue": "--queue",
     "spark.executor.instances": "--num-executors",
@@ -99,10 +100,10 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
     settings |= _environment(job)  # an empty variable is one
     for key, value in job.conf.items():
         if settings.get(key, value) != value:
-            raise SettingsError(
-                f"conf.{key!r} = {value!r}: another key of this file says {settings[key]!r}; "
-                "write one of the two."
-            )
+            other = f"another key of this file says {settings[key]!r}; write one of the two."
+            if key == _DEPLOY_MODE:
+                other = f"deploy_mode is {settings[key]!r}; write deploy_mode = {value!r} instead."
+            raise SettingsError(f"conf.{key!r} = {value!r}: {other}")
     counts = {"nodes": job.nodes, "ps": job.ps, "workers": job.workers}
     return SubmitLine(
         variables=job.env if job.deploy_mode == "client" else {},
@@ -207,7 +208,7 @@ def _settings(job: JobFile) -> Iterator[tuple[str, str]]:
     cores = _most(job, "cores") or 1
     of_roles = {field for _, field, _ in _role_values(job)}
     yield "spark.master", _master(job)
-    yield "spark.submit.deployMode", job.deploy_mode  # spark-defaults.conf may say the other one
+    yield _DEPLOY_MODE, job.deploy_mode  # spark-defaults.conf may say the other one
     yield "spark.app.name", job.name
     yield "spark.yarn.queue", job.queue
     if "memory" in of_roles:  # then Spark makes executors for each role, this many

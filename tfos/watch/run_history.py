@@ -112,7 +112,7 @@ def why_none() -> str:
         )
     reason = why_unsafe(real_path(place), (os.geteuid(), 0)) if os.path.exists(place) else ""
     if reason:
-        return f"no run is kept in {place}: {reason}; let nobody else write to it or to its parents"
+        return f"no run is kept in {place}: {reason}"
     return f"no run has ended yet, as far as {place} knows"
 
 

@@ -110,11 +110,12 @@ def directories_of_tickets() -> list[Path]:
     Raises:
         SettingsError: this user has no directory of its own.
     """
-    runtime = os.environ.get(RUNTIME_VARIABLE) or f"{LOGINS}/{os.geteuid()}"
-    places = [directory_of_tickets(), Path(runtime, "tfos")]
+    places = [directory_of_tickets(), Path(LOGINS, str(os.geteuid()), "tfos")]
+    if (runtime := Path(os.environ.get(RUNTIME_VARIABLE, ""))).is_absolute():
+        places.append(runtime / "tfos")
     if (cache := user_cache()) is not None:
         places.append(cache / _IN_CACHE)
-    return list(dict.fromkeys(each for each in places if each.is_absolute()))
+    return list(dict.fromkeys(map(real_path, places)))
 
 
 def directory_of_tickets() -> Path:

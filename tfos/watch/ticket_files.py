@@ -63,9 +63,7 @@ def read(
     if not directory.exists():
         return []
     if reason := why_unsafe(directory, (os.geteuid(), 0)):
-        raise SettingsError(
-            f"{directory} is not read: {reason}; let nobody else write to it or to its parents"
-        )
+        raise SettingsError(f"{directory} is not read: {reason}")
     mine: list[Ticket] = []
     others: list[Ticket] = []
     for path in sorted(directory.glob(pattern)):

@@ -232,7 +232,8 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         ),
         (
             {"conf": {"spark.submit.deployMode": "cluster"}},
-            "conf.'spark.submit.deployMode' = 'cluster': another key of this file says 'client'",
+            "conf.'spark.submit.deployMode' = 'cluster': deploy_mode is 'client'; write "
+            "deploy_mode = 'cluster' instead",
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},

@@ -46,7 +46,7 @@ def test_a_home_that_others_write_is_told_by_the_commands_with_what_to_do(homes)
     assert shown() == ""
     told = [CliRunner().invoke(main.app, [each]).output for each in ("status", "history")]
     for text in (*told, *shown(details=True).splitlines()):
-        assert f"others can write {homes} (mode 0775); let nobody else write" in text
+        assert f"others can write {homes} (mode 0775); let only its owner" in text
 
 
 def test_a_container_without_a_home_sees_nothing(homes):

@@ -350,7 +350,7 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
-    for callback in _as_list(given):
+    for callback in keras.tree.flatten(given):
         if isinstance(callback, keras.callbacks.BackupAndRestore) and trainer.ctx.num_workers > 1:
             raise SettingsError(
                 f"BackupAndRestore on {trainer.ctx.num_workers} workers: each would go on from a "

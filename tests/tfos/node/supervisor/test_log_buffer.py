@@ -61,7 +61,8 @@ def test_nothing_that_could_drive_a_terminal_is_shown(raw, shown):
 def test_a_long_line_is_cut_and_says_so():
     shown = clean_line(b"x" * (MAX_LINE_CHARS + 7))
     assert shown == "x" * MAX_LINE_CHARS + " ... (7 more characters)"
-    assert len(clean_line(b"\x01" * MAX_LINE_CHARS)) <= MAX_LINE_CHARS
+    shown = clean_line(b"\x01" * MAX_LINE_CHARS)
+    assert shown == "\\x01" * (MAX_LINE_CHARS // 4) + f" ... ({3 * MAX_LINE_CHARS} more characters)"
 
 
 def test_lines_are_put_together_across_reads():

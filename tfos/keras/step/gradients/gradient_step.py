@@ -300,9 +300,9 @@ def _made_dense(layer: Any) -> UnsupportedModel:
     return UnsupportedModel(
         f"the step makes the gradient of layer {layer.path!r} a dense tensor, which no longer says "
         "which rows it belongs to. A sum over model.trainable_variables in the loss does that, and "
-        "tf.where, tf.add_n or ops.nan_to_num on the gradient. Leave the layer's variable of shape "
-        f"{tuple(layer.anchor.shape)} out of such a sum, or change `gradient.values` of the "
-        "tf.IndexedSlices"
+        "tf.where, tf.add_n or ops.nan_to_num on the gradient, and zeros instead of None. Leave "
+        f"the layer's variable of shape {tuple(layer.anchor.shape)} out of such a sum, change "
+        "`gradient.values` of the tf.IndexedSlices, and leave None as it is"
     )
 
 
