@@ -205,7 +205,7 @@ class SessionLog:
     """What is known of one session.
 
     Args:
-        generation: of the worker.
+        generation: generation of the worker.
     """
 
     __slots__ = (
@@ -361,7 +361,7 @@ class CompletionLog:
         self._num_buckets = num_buckets
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._under_way: dict[WorkerRank, dict[int, SessionLog]] = {}
-        """Those with `applied`, the oldest first; not those of a checkpoint."""
+        """Sessions with `applied`, the oldest first; not those of a checkpoint."""
         self._least: dict[WorkerRank, int] = {}
         self._lost_updates = 0
 
@@ -445,7 +445,7 @@ class CompletionLog:
 
         Args:
             worker: rank.
-            generation: of the process that asks.
+            generation: generation of the process that asks.
 
         Raises:
             StaleGeneration: it was replaced or fenced itself.
@@ -458,7 +458,7 @@ class CompletionLog:
 
         Args:
             worker: rank.
-            generation: of the process that asks.
+            generation: generation of the process that asks.
         """
         least = self._least.get(worker, 0)
         if generation < least:
@@ -572,7 +572,7 @@ def replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration
 
     Args:
         worker: rank.
-        generation: of the process that asks.
+        generation: generation of the process that asks.
         least: the oldest that is not refused.
     """
     return StaleGeneration(

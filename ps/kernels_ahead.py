@@ -49,7 +49,7 @@ class KernelsAhead:
     """What one server compiles for manifests that it does not serve yet.
 
     Args:
-        rank: of the server, for the message of a failure.
+        rank: rank of the server, for the message of a failure.
     """
 
     def __init__(self, rank: int) -> None:
@@ -62,7 +62,7 @@ class KernelsAhead:
         """Begin unless it has begun, and wait a while; return for how many seconds it has run.
 
         Args:
-            manifest: that will be seeded.
+            manifest: the manifest that will be seeded.
             deadline_s: monotonic seconds at which to answer that it goes on.
             is_gone: whether the caller's connection has ended.
 

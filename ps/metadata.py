@@ -27,7 +27,7 @@ from ps.errors import PSSettingsError
 MAX_ENTRIES = 4096
 MAX_ENTRY_BYTES = 1 << 20
 MAX_PUSHED_LENGTH = 4096
-"""Of metadata that comes with a push: it is in the request's meta."""
+"""Limit of metadata that comes with a push: it is in the request's meta."""
 MAX_ALL_BYTES = 16 << 20
 """They are held in memory, copied by every snapshot and read by any client."""
 _MAX_SESSIONS = 1024
@@ -83,7 +83,7 @@ class Metadata:
         """Refuse a text for which there is no room.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED if it will be removed.
 
         Raises:
@@ -111,7 +111,7 @@ class Metadata:
         """Keep a text under a name, or remove what is there.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED removes it.
         """
         if not self._is_kept or self._texts.get(name, REMOVED) == text:
@@ -130,7 +130,7 @@ class Metadata:
         Args:
             session: number of the client.
             sequence: number of the request in its session.
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED removes it.
 
         Raises:
@@ -150,7 +150,7 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     """Return metadata for a push.
 
     Args:
-        name: of the value.
+        name: name of the value.
         value: anything that JSON can express.
 
     Raises:
@@ -169,7 +169,7 @@ def text_of(name: str, value: Any) -> str:
     """Return a value as JSON.
 
     Args:
-        name: of the value.
+        name: name of the value.
         value: anything that JSON can express.
 
     Raises:
@@ -191,7 +191,7 @@ def read_text(name: str, call: Payload) -> str:
     """Return the text that a request brings.
 
     Args:
-        name: of the value.
+        name: name of the value.
         call: the request, whose payload is the text.
 
     Raises:

@@ -24,7 +24,7 @@ from ps.errors import CheckpointError
 _logger = logging.getLogger(__name__)
 
 HANG_S = 5.0
-"""Requests wait for one look so long, and for none after it until the directory answers again. The
+"""Requests wait for a look this long, and for none after it until the directory answers again. The
 failover of a server for files takes seconds; clients wait a minute for an answer."""
 _PERIOD_S = 0.2
 """Between two looks; shorter than LOOK_S, so that few requests wait for one."""
@@ -33,10 +33,10 @@ _SLICE_S = 0.1
 
 
 class SuccessorWatch:
-    """Whether another process has taken a server's place, as the last looks have told.
+    """Whether another process has taken a server's place, as the last looks have shown.
 
     Args:
-        fence: of this server.
+        fence: fence of this server.
     """
 
     def __init__(self, fence: GenerationFence) -> None:
@@ -104,7 +104,7 @@ class SuccessorWatch:
                 self._changed.wait(_PERIOD_S)
 
     def _note(self, begun_s: float, newer: Generation | None, failure: str) -> None:
-        """Take in what a look has told, under the lock; wakes those who wait for it."""
+        """Note what a look has shown, under the lock; wakes those who wait for it."""
         if failure:
             self._lose_sight(failure)
         else:

@@ -39,8 +39,8 @@ from rpc.field_texts import with_field_texts
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""A server that has not looked for so long does so before it answers: it may have been frozen. So
-long its successor waits before it serves. Longer than the time between two looks."""
+"""A server that has not looked for this long does so before it answers: it may have been frozen.
+Its successor waits as long before it serves. Longer than the time between two looks."""
 
 REPAIR_S = 5.0
 """Between two attempts to write a copy again; a full disk is not asked more often."""
@@ -67,7 +67,7 @@ class GenerationFence:
     Args:
         storage: the checkpoint root, the same for all of them.
         cluster_id: another cluster's files there mean nothing to this server.
-        rank: of the server.
+        rank: rank of the server.
 
     Raises:
         CheckpointError: the file system still fails after a few seconds.
@@ -230,7 +230,7 @@ def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None
     Args:
         storage: the checkpoint root.
         cluster_id: the cluster that the process must belong to.
-        rank: of the server.
+        rank: rank of the server.
 
     Raises:
         OSError, CheckpointError: the file system is away.

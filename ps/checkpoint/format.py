@@ -86,9 +86,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     """Id of the cluster that saved it."""
     base: Count | None = None
-    """Of a delta: the older step that it adds to."""
+    """The older step that a delta adds to; None: it is full."""
     base_save_id: str = ""
-    """Of a delta: that step's save id; another save under the same step is not its base."""
+    """Save id of the base; another save under the same step is not the base."""
     passed_over: tuple[Count, ...] = ()
     """Steps that existed when its run resumed from an older one: not in this run's history, even if
     their numbers are greater."""
@@ -123,7 +123,7 @@ def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
     """Return the bytes of a bucket in a shard's file: its values, slots and average.
 
     Args:
-        layout: of the manifest.
+        layout: layout of the manifest.
         manifest: has the groups' dtypes and rules.
         bucket_id: number of the bucket.
     """
@@ -135,7 +135,7 @@ def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array
     """Return new arrays, [num_elements] each, for a bucket's values, slots and average.
 
     Args:
-        layout: of the manifest.
+        layout: layout of the manifest.
         manifest: has the groups' dtypes and rules.
         bucket_id: number of the bucket.
     """
@@ -156,7 +156,7 @@ def decode_manifest(data: bytes, path: str) -> Checkpoint:
 
     Args:
         data: the file's content.
-        path: of the file, for messages.
+        path: path of the file, for messages.
     """
     first, _, body = data.partition(b"\n")
     if first != digest(body).encode():

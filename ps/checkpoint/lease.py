@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 LEASE_NAME = "lease.json"
 UNREADABLE_S = 5.0
-"""A lease that nobody can read is half written at most for so long."""
+"""A lease that nobody can read is half written for at most this long."""
 ONE_JOB = "does not save there; give each job a directory of its own, or end the other one"
 _LOOK_S = 0.5
 _MAX_ATTEMPTS = 20
@@ -141,7 +141,7 @@ class Silence:
 class JobLife:
     """Whether the job that holds a lease lives, as its processes show look by look.
 
-    One that is started elsewhere in the place of the lease's creator leaves the lease as it is and
+    One that is started elsewhere instead of the lease's creator leaves the lease as it is and
     beats beside it. The directory is listed when the looks begin, and again before the job is found
     over: others may have begun meanwhile.
 
@@ -158,7 +158,7 @@ class JobLife:
         self._list_tokens = tokens
         self._limit_s = silent_s
         self._tokens: set[str] | None = None
-        """As last listed; None: not yet."""
+        """The tokens as last listed; None: not listed yet."""
         self._silences: dict[str | None, Silence] = {}
         """By token of what cannot be seen from here; None: the lease and its creator's beat."""
         self.process: Holder | None = None

@@ -32,11 +32,11 @@ class Score(msgspec.Struct, frozen=True):
     """
 
     metric: str
-    """Its name, such as `val_loss`."""
+    """Name of the metric, such as `val_loss`."""
     value: float
-    """Finite."""
+    """A finite number."""
     higher_is_better: bool
-    """As of an accuracy."""
+    """Whether a larger value is better, as for accuracy."""
 
     def __post_init__(self) -> None:
         if not is_metric_name(self.metric):

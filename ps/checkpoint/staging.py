@@ -47,7 +47,7 @@ class Staging:
 
     Args:
         storage: the checkpoint root.
-        lease: of this saver.
+        lease: lease of this saver.
     """
 
     def __init__(self, storage: Storage, lease: Lease) -> None:

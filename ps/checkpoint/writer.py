@@ -96,7 +96,7 @@ class Portion:
     is_unchanged: Callable[[int], bool] = lambda _: False
     """For a delta: whether its base has this bucket unchanged; called before each copy."""
     segments: Sequence[SegmentSource] = ()
-    """Of every table, in the manifest's order; copied after the buckets."""
+    """Segments of every table, in the manifest's order; copied after the buckets."""
 
 
 ALL_BUCKETS = Portion()

@@ -22,7 +22,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 
 RECONNECT_S = 2.0
-"""A server that is gone or restores is looked for anew with the next save."""
+"""A server that is gone or restores is looked for again with the next save."""
 
 
 class SelfSaving:
@@ -30,9 +30,9 @@ class SelfSaving:
 
     Args:
         period: where and when.
-        settings: of this server, which is ps:0.
+        settings: settings of this server, which is ps:0.
         credentials: the cluster's secret.
-        guard: of this server.
+        guard: guard of this server.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ REPLACED_STATUS = 3
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
 FULL_EVERY = 10
-"""Of self-made saves, one in so many holds everything."""
+"""One in this many saves that servers make themselves holds everything."""
 _NEEDS = {
     "step": "restore",
     "strict": "restore",

@@ -285,7 +285,7 @@ class Channel:
     def answered(
         self, request: type[messages.Request], begun_s: float, *, is_refused: bool
     ) -> None:
-        """Count an answer to a call that began at `begun_s`; pauses start anew after the next cut.
+        """Count an answer to a call that began at `begun_s`; pauses start again after the next cut.
 
         Args:
             request: type of the request.

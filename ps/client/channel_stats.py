@@ -31,7 +31,7 @@ class LinkStats(msgspec.Struct, frozen=True):
     requests: int = 0
     """Requests that were answered."""
     refused: int = 0
-    """Of those, by an error; the exception that was raised says which."""
+    """How many of those were answered by an error; the exception that was raised says which."""
     retries: int = 0
     """Requests sent again after a cut connection; growing steadily: a bad network."""
     reconnects: int = 0
@@ -76,7 +76,7 @@ class LinkCounters:
         )
 
     def connected(self, connection: Connection) -> None:
-        """A connection was made, in the place of the last one."""
+        """A connection was made, instead of the last one."""
         self.num_connections += 1
         self._bytes = (*self._totals(), connection)
 

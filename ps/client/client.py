@@ -77,14 +77,14 @@ class PSClient:
         endpoints: all servers, in the order of their ranks.
         credentials: the cluster's secret.
         identity: who this worker is; `generation` grows when it is restarted.
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
         timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
-        reconnect_s: a server that cannot be reached for so long is gone.
+        reconnect_s: a server that cannot be reached for this long is gone.
         restore_s: for how long a server is asked again that answers that it restores its
             parameters; such a call takes longer than its `timeout_s`.
         open_storage: opens a checkpoint directory as its user named it.
-        run_notes: of another client of this process, so that either sets again what both have set
-            for the run; None: its own.
+        run_notes: notes of another client of this process, so that either sets again what both have
+            set for the run; None: its own.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
@@ -139,7 +139,7 @@ class PSClient:
         """Reach a server at another place from now on: a newer start of it listens there.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             endpoint: where it listens.
         """
         self._servers.move(rank, endpoint)
@@ -147,7 +147,7 @@ class PSClient:
     def bring_answers(self) -> None:
         """Tell a ps:0 that was started again which rendezvous this worker has passed.
 
-        Each new connection does so by itself. A worker that waits for its driver or its rows makes
+        Each new connection does so on its own. A worker that waits for its driver or its rows makes
         none, and another worker may wait for just these answers. Nothing is raised where ps:0 is
         not to be reached within 30 s: the next request brings them.
 
@@ -307,7 +307,7 @@ class PSClient:
         called seed(): this waits for it.
 
         Args:
-            manifest: whose frozen groups are meant; nothing is asked if it has none.
+            manifest: names the frozen groups; nothing is asked if it has none.
             into: one flat array per frozen group.
             timeout_s: for the whole call; None: the client's.
 
@@ -458,8 +458,8 @@ class PSClient:
         Servers may be at different clocks at that moment; this worker begins at the largest, at all
         of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
         Workers that must all start an epoch in one clock join first and call `rendezvous` before
-        the first push. A newer attempt of a worker joins by itself before its first push, in hybrid
-        before its first batch of rows.
+        the first push. A newer attempt of a worker joins on its own before its first push, in
+        hybrid before its first batch of rows.
         """
         with self._lock:
             self._joins_first = False

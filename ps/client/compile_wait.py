@@ -31,7 +31,7 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
     """Return once every server has the kernels of this manifest; at once where they are kept.
 
     Args:
-        servers: EMPTY ones, or such as serve it already.
+        servers: EMPTY ones, or ones that serve it already.
         manifest: what they will serve.
         timeout_s: for each answer, not for the compiler.
 

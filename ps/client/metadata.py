@@ -40,7 +40,7 @@ class MetadataClient:
 
     Args:
         servers: the links to the servers.
-        notes: of this process, for all of its clients.
+        notes: notes of this process, for all of its clients.
     """
 
     def __init__(self, servers: ServerGroup, notes: RunNotes) -> None:
@@ -48,13 +48,13 @@ class MetadataClient:
         self._notes = notes
         self._numbers = itertools.count(1)
         self._num_connections = 0
-        """Of ps:0, when it last had all of these."""
+        """Number of connections to ps:0 when it last had all of these."""
 
     def set(self, name: str, text: bytes, *, of_run: bool) -> None:
         """Keep a text on ps:0. Raises as PSClient.set_metadata.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON.
             of_run: whether this process sets it again where ps:0 has lost it.
         """

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 TELL_PERIOD_S = 60.0
 """How often a worker that waits at a rendezvous logs for whom."""
 LONGEST_KEY = messages.MAX_KEY_LENGTH - 16
-"""Of a rendezvous, as its users name it: a later use has its count behind it."""
+"""Length of a rendezvous's key as its users name it; a later use appends its count."""
 BRING_TIMEOUT_S = 30.0
 """For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
@@ -36,7 +36,7 @@ class RendezvousClient:
 
     Args:
         servers: the links to the servers.
-        metadata: of the same client.
+        metadata: metadata of the same client.
     """
 
     def __init__(self, servers: ServerGroup, metadata: MetadataClient) -> None:

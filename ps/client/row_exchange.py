@@ -53,7 +53,7 @@ class OutgoingRows:
         """Return payloads with the rows' parts; none for a push without a gradient.
 
         Args:
-            payloads: of the groups, one per server, or none.
+            payloads: payloads of the groups, one per server, or none.
         """
         dense = payloads or [()] * len(self.heads)
         return [
@@ -65,7 +65,7 @@ class OutgoingRows:
         """Return where the values of the groups go, then the rows.
 
         Args:
-            intos: of the groups, one per server, or none.
+            intos: buffers of the groups, one per server, or none.
         """
         first = intos or [()] * len(self.intos)
         return [[*values, *rows] for values, rows in zip(first, self.intos, strict=True)]
@@ -220,7 +220,7 @@ def check_staged(payloads: Sequence[Sequence[memoryview]]) -> None:
     """Refuse more gradients than a server keeps until the clock.
 
     Args:
-        payloads: of rows, by server.
+        payloads: payloads of rows, by server.
     """
     for server, views in enumerate(payloads):
         nbytes = sum([view.nbytes for view in views])

@@ -65,8 +65,8 @@ class CallTimes:
     """How long the calls of one client take; shared by all of its connections.
 
     Args:
-        timeout_s: of each call that does not say otherwise, in (0, MAX_WAIT_S].
-        reconnect_s: a server that cannot be reached for so long is gone.
+        timeout_s: timeout of each call that does not set its own, in (0, MAX_WAIT_S].
+        reconnect_s: a server that cannot be reached for this long is gone.
         restore_s: for how long a server that restores is asked again.
     """
 
@@ -121,8 +121,8 @@ class ServerGroup:
         endpoints: all servers.
         credentials: the cluster's secret.
         identity: who this client is.
-        num_workers: of the whole cluster; compared with what the servers were started with.
-        times: of its calls.
+        num_workers: number of workers in the cluster; compared with the servers' own setting.
+        times: times of its calls.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class ServerGroup:
         """As `probe_restarts`, of one server.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             timeout_s: for each of its two requests.
         """
         request, link, unknown = self._inactive_request, self.links[rank], self._unknown
@@ -407,7 +407,7 @@ class ServerGroup:
         """Reach a server at another place from now on, by the separate connections too.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             endpoint: where it listens.
         """
         with self._separate_lock:

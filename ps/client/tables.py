@@ -255,7 +255,7 @@ class TableClient:
         """Give all rows of a table in batches, while training goes on.
 
         Args:
-            name: of the table.
+            name: name of the table.
             with_slots: give the optimizer's slots behind the values, too.
             servers: ranks of the servers whose rows to give; None: all.
 
@@ -267,7 +267,7 @@ class TableClient:
         Raises:
             ManifestMismatch: there is no such table.
             ServerPhaseError: a server was started again between two batches of its rows: a restore
-                numbers them anew and undoes steps. Scan again from the start.
+                renumbers them and undoes steps. Scan again from the start.
         """
         spec = self._spec(name)
         for link in self._servers.links:
@@ -281,13 +281,13 @@ class TableClient:
         nothing. Neither admission nor a permit is asked. Of a failed call some rows may be there.
 
         Args:
-            name: of the table.
+            name: name of the table.
             ids: [n] integers, each once.
             rows: [n, dim] of the table's dtype.
 
         Returns:
-            Number of new rows; at least so many are, as rows whose answer was lost with its
-            connection count as there before.
+            Number of new rows. There may be more: rows whose answer was lost with its connection
+            count as there before.
 
         Raises:
             IdError: as `route`, or an id occurs twice; nothing was sent.

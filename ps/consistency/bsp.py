@@ -40,7 +40,7 @@ class BSP:
     ahead of one that is still starting.
 
     Args:
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
         on_lost: what a lost worker means: "fail" or "continue".
         clock: completed barriers so far, after a restore.
     """

@@ -26,7 +26,7 @@ class ClockRecovery(Generic[Gradient]):
     """The clocks of one shard: what a restore has set back, and pushes that come late.
 
     Args:
-        policy: of the shard.
+        policy: policy of the shard.
         waiting: the pushes that wait for a clock.
     """
 

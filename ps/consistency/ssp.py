@@ -39,9 +39,9 @@ class SSP:
     bound while another is still starting.
 
     Args:
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
         bound: s, in clocks.
-        clock: updates so far, of a restored shard. The workers' clocks start anew, all equal.
+        clock: updates so far, of a restored shard. The workers' clocks start again, all equal.
     """
 
     def __init__(self, num_workers: int, bound: int, *, clock: int = 0) -> None:

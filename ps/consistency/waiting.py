@@ -138,7 +138,7 @@ class PendingPush(Generic[Gradient]):
     clock: int | None = None
     error: PSError | None = None
     ended: Bell | None = None
-    """Of those who wait for its end; None: nobody does."""
+    """Wakes those who wait for its end; None: nobody does."""
 
     @property
     def is_done(self) -> bool:

@@ -86,7 +86,7 @@ class DenseBucket:
     group: _Group
     values: Array
     slots: tuple[Array, ...]
-    """Of the whole rule, what is kept beside the values."""
+    """State that the rule keeps beside the values."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     step: int = 0
     """Updates applied; the t of Adam's formula."""

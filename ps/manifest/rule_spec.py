@@ -55,7 +55,7 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Weight of the old moving average at each update; Keras's use_ema. None: no average. See
     ps.dense.ema."""
     ema_overwrite_frequency: int | None = None
-    """Replace the values by their average at every so manyth update. None: never."""
+    """Replace the values by their average every this many updates. None: never."""
 
     def __post_init__(self) -> None:
         if self.ema_overwrite_frequency is not None and self.ema_momentum is None:

@@ -23,7 +23,7 @@ MAX_TABLES = 1024
 MAX_DIM = 65_536
 MAX_SEGMENTS = 256
 MOST_CHOSEN_SEGMENTS = 16
-"""The most segments that a server chooses by itself, a power of 2."""
+"""The most segments that a server chooses on its own, a power of 2."""
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -32,8 +32,8 @@ def largest_id(id_kind: Literal["int64", "uint64"], max_id: int | None) -> int:
     """Return the largest id that a table accepts.
 
     Args:
-        id_kind: of the table.
-        max_id: of the table; None: the largest of `id_kind`.
+        id_kind: kind of ids of the table.
+        max_id: largest id of the table; None: the largest of `id_kind`.
     """
     if max_id is not None:
         return max_id
@@ -62,7 +62,7 @@ def variance_scaling(
         num_rows: rows of the embedding that it shall equal.
         scale: factor of the variance.
         mode: which fan divides the scale.
-        distribution: of the values.
+        distribution: distribution of the values.
 
     Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
     """

@@ -429,7 +429,7 @@ def adam_step(t: Scalar, one: Scalar, learning_rate: Scalar, beta_1: Scalar, bet
     Args:
         t: updates of the row so far.
         one: 1 in the table's dtype.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         beta_1: decay of the mean.
         beta_2: decay of the mean of squares.
     """

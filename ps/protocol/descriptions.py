@@ -88,7 +88,7 @@ def updates_before(described: Sequence[Description], seed_id: int) -> int:
 
     Args:
         described: every server's answer to the seed.
-        seed_id: of the seed.
+        seed_id: id of the seed.
     """
     if seed_id in _seeds(described):
         return 0

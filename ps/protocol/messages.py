@@ -61,8 +61,8 @@ from rpc.field_texts import with_field_texts
 MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
 MAX_VALUE_BYTES = 1 << 20
-"""Of one worker at a rendezvous: metrics and decisions of one epoch are a few hundred bytes; this
-leaves room without a risk."""
+"""One worker's value at a rendezvous: metrics and decisions of one epoch are a few hundred bytes;
+this leaves room without a risk."""
 MAX_INDEX_BYTES = 16 << 20
 MAX_RANK = 1 << 20
 MAX_MANIFEST_BYTES = 16 << 20
@@ -321,10 +321,10 @@ class BringAnswers(msgspec.Struct, frozen=True, tag="met"):
 
 
 class SetMetadata(msgspec.Struct, frozen=True, tag="set_note"):
-    """Keep the payload, a JSON text, under a name, in the place of what was there; ps:0 only."""
+    """Keep the payload, a JSON text, under a name, instead of what was there; ps:0 only."""
 
     number: Number
-    """Of a sequence of its own; see ps.metadata."""
+    """Number in a sequence of its own; see ps.metadata."""
     name: MetadataName
 
 
@@ -363,7 +363,7 @@ class Restore(msgspec.Struct, frozen=True, tag="restore"):
     manifest_hash: Digest
     manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
     reset_optimizer: bool = False
-    """Take the values only; the optimizer starts anew."""
+    """Take the values only; the optimizer starts from its initial state."""
 
 
 class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -463,11 +463,11 @@ class Ack(msgspec.Struct, frozen=True):
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     worker_clock: int = 0
-    """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
+    """The worker's clock, for pushes and memberships: its own in ssp, elsewhere `clock`."""
     is_late: bool = False
-    """Of a push in two rounds: its clock is past or undone here, and nothing known of it."""
+    """Whether the clock of a two-round push is past or undone here, and the push is unknown."""
     refusal: bytes = b""
-    """Of a push in two rounds that counts as present: the body of its error (rpc.wire.frame)."""
+    """The error's body (rpc.wire.frame) of a two-round push that counts as present."""
 
 
 WORKER_CLOCK = "worker_clock"
@@ -481,9 +481,9 @@ class Scanned(msgspec.Struct, frozen=True):
     stop: int
     """Where to go on; 0: the segment has no more."""
     num_segments: int
-    """Of the table at this server."""
+    """Number of the table's segments at this server."""
     start: int
-    """Of the server, as in ServerStats: another one has the rows in other places."""
+    """The server's start, as in ServerStats: after another one the rows are in other places."""
 
 
 class RowsLoaded(msgspec.Struct, frozen=True):
@@ -513,7 +513,7 @@ class SnapshotMade(msgspec.Struct, frozen=True):
     """What came of a snapshot."""
 
     clock: int
-    """Of the snapshot; of the shard if it was not made."""
+    """Clock of the snapshot, or of the shard if no snapshot was made."""
     is_made: bool
     """False: that clock is past, or it did not come in time."""
 
@@ -526,7 +526,7 @@ class Saved(msgspec.Struct, frozen=True):
     passed_over: tuple[int, ...] = ()
     """Steps that this server has left aside when it was restored from an older one."""
     frozen_hash: str = ""
-    """Of the manifest that the shard was written by; see Manifest.frozen_hash."""
+    """Hash from the manifest that the shard was written by; see Manifest.frozen_hash."""
 
 
 _Reply = TypeVar("_Reply")

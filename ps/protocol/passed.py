@@ -34,10 +34,10 @@ from ps.protocol.messages import (
 )
 
 MAX_KEPT_BYTES = 4 << 20
-"""Of one worker: some hundred epochs of ten workers with metrics of a few hundred bytes each. All
-workers bring them at once, to a server that has just started."""
+"""Limit of one worker: some hundred epochs of ten workers with metrics of a few hundred bytes each.
+All workers bring them at once, to a server that has just started."""
 MAX_KEPT_ANSWERS = 1024
-"""As many as ps:0 keeps itself."""
+"""Equal to what ps:0 keeps itself."""
 MAX_KNOWN_KEYS = 8192
 """Keys that are known to be passed, most of them without their values."""
 _BYTES_PER_RANK = 8
@@ -54,13 +54,13 @@ class PassedKey(msgspec.Struct, frozen=True, array_like=True):
 
     key: RendezvousKey
     ranks: _Ranks = ()
-    """Whose values there were, ascending; none: the values are kept no more."""
+    """Ranks of the workers that brought values, ascending; empty: the values are no longer kept."""
     sizes: _Sizes = ()
-    """In bytes, of each value."""
+    """Size of each value, in bytes."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all values."""
+        """Size of all values."""
         return sum(self.sizes)
 
     def values(self, payload: memoryview) -> dict[int, bytes] | None:
@@ -116,7 +116,7 @@ def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[Passe
     Args:
         data: the encoded index.
         values_nbytes: bytes that follow it.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
 
     Raises:
         PSSettingsError: it is no index, or has ranks that do not exist or too many bytes of a key.

@@ -187,7 +187,7 @@ class Lifecycle:
 
         Args:
             worker: rank.
-            generation: of the process that says so; None: others know it.
+            generation: generation of the process that says so; None: others know it.
 
         Raises:
             StaleGeneration: that process was replaced or lost.
@@ -210,7 +210,7 @@ class Lifecycle:
 
         Args:
             worker: rank.
-            generation: of the lost process; None: the newest known.
+            generation: generation of the lost process; None: the newest known.
 
         Returns:
             False when a newer generation is at work, so nobody was lost.

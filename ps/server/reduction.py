@@ -181,7 +181,7 @@ class Reduction:
 
         Args:
             clock: as the pushes were answered.
-            squares: of the whole gradient, summed over the servers; None: drop it.
+            squares: squares of the whole gradient, summed over the servers; None: drop it.
             worker: who settles; None: this server does.
         """
         last = self._last

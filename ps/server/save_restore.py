@@ -59,9 +59,9 @@ class ShardExtra(msgspec.Struct, frozen=True):
     saved_at_s: float = 0.0
     """When the snapshot was made, in seconds since 1970: only to tell users how much was lost."""
     notes: dict[str, str] = {}
-    """Of ps:0: JSON texts by name. Versions that know no metadata pass it over."""
+    """Metadata, on ps:0 only: JSON texts by name. Versions without metadata ignore it."""
     resumed_step: int = -1
-    """The checkpoint of an earlier run from which the run went on; -1: it began anew."""
+    """The checkpoint of an earlier run from which the run went on; -1: it is a new run."""
 
 
 class SavedVersions:
@@ -88,8 +88,8 @@ class SavedVersions:
 
         Args:
             save_id: names the save.
-            versions: of its snapshot.
-            num_changes: of the shard at the snapshot.
+            versions: versions of its snapshot.
+            num_changes: number of changes of the shard at the snapshot.
         """
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
@@ -102,7 +102,7 @@ class ShardSaving:
     """One server's part of saves, one after the other.
 
     Args:
-        rank: of the server.
+        rank: rank of the server.
         open_storage: opens a directory as clients name it.
     """
 
@@ -178,7 +178,7 @@ class ShardSaving:
 
         Args:
             save_id: names the save.
-            num_changes: of the shard right after the restore.
+            num_changes: number of changes of the shard right after the restore.
         """
         self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
 
@@ -263,7 +263,7 @@ class Restored:
     is_whole: bool
     """Whether it is all that the checkpoint holds, so that a delta can add to that."""
     num_changes: int
-    """Of the shard right after it was filled."""
+    """Number of changes of the shard right after it was filled."""
     saved_at_s: float
     """See ShardExtra."""
 

@@ -118,7 +118,7 @@ class ServingShard:
         self.seed_id = 0
         """See Description."""
         self.resumed_step = -1
-        """The checkpoint of an earlier run from which this one goes on; -1: it began anew."""
+        """The checkpoint of an earlier run from which this one goes on; -1: it is a new run."""
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         # In hybrid a permit bounds the age of rows, so they wait for nobody.
@@ -321,7 +321,7 @@ class ServingShard:
             self.dense.set_values(bucket_id, values)
 
     def replace_seed(self, call: Incoming, request: messages.Seed, frozen: FrozenValues) -> None:
-        """Take the values of a seed in the place of one that not all servers have.
+        """Take the values of a seed instead of one that not all servers have.
 
         Args:
             call: the request at the listener; what is left of its payload is the values.
@@ -396,7 +396,7 @@ class ServingShard:
     def _squares(
         self, ack: Ack, push: PendingPush[StagedGradient], *, pulls: bool
     ) -> tuple[Ack, Sequence[Buffer]]:
-        """Return what answers the first of two rounds, in the place of values."""
+        """Return what answers the first of two rounds, instead of values."""
         is_late = self.gate.has_lost(push)
         squares = None if is_late else self.reduction.squares(ack.clock)
         ack = msgspec.structs.replace(ack, has_squares=squares is not None, is_late=is_late)

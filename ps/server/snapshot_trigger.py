@@ -28,7 +28,7 @@ class SnapshotTaken(NamedTuple):
     """What came of an order."""
 
     clock: int
-    """Of the snapshot; of the shard if there is none."""
+    """Clock of the snapshot, or of the shard if no snapshot was made."""
     is_made: bool
 
 
@@ -52,7 +52,7 @@ class SnapshotTrigger:
 
     Args:
         guard: the shard's units.
-        gate: whose clock counts.
+        gate: the gate whose clock counts.
         is_settled: whether the parameters contain all that this clock has reduced.
     """
 
@@ -77,7 +77,7 @@ class SnapshotTrigger:
             Not made: the order's clock is past, or did not come within `wait_s`.
 
         Raises:
-            RequestTimeout: workers are between the two rounds of a clipped push for so long.
+            RequestTimeout: workers are between the two rounds of a clipped push for that long.
         """
         deadline_s = time.monotonic() + wait_s
         with self._gate.between_clocks() as clock:

@@ -65,7 +65,7 @@ def ids_of(table: IdSource, given: Any) -> Any:
     Integers are ids of a table of strings, too: a scan gives the hashes.
 
     Args:
-        table: whose ids they are.
+        table: the table whose ids they are.
         given: integers, strings or bytes of any shape.
 
     Raises:

@@ -39,7 +39,7 @@ _RETRY_S = 1.0
 """After the first save that failed; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
 _ASKED_TRIES = 4
-"""Of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server that is restarted."""
+"""Tries of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server to restart."""
 _LOOK_S = 0.5
 """How often the servers' clocks are read when saves come by steps, and the end is looked for."""
 
@@ -52,7 +52,7 @@ class Period:
     every_s: float
     """Seconds between saves."""
     every_steps: int = 0
-    """Also after so many updates of the dense parameters; 0: by time alone."""
+    """Also after this many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
     timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
     """For one save."""
@@ -114,7 +114,7 @@ class PeriodicSaver:
         """Save what has changed since the last save, also while saves are held.
 
         Args:
-            score: of the parameters; with it also what has not changed is saved once more.
+            score: score of the parameters; with it also what has not changed is saved once more.
             tries: how often to try.
 
         Returns:
@@ -201,7 +201,7 @@ class PeriodicSaver:
         return self._saves_last and self._is_seeded_at_last()
 
     def _is_seeded_at_last(self) -> bool:
-        """Whether there is something to save at the end; why that cannot be known is told."""
+        """Whether there is something to save at the end; logs why, if that cannot be known."""
         try:
             with self._lock:
                 client = self._client()

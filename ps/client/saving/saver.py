@@ -76,8 +76,8 @@ class SaveOptions:
     keep: int | None = None
     """Newest complete checkpoints to keep, with what they need; None: all."""
     full_every: int = 1
-    """Every so many saves one holds all buckets, those between only what has changed since the
-    last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
+    """One save in this many holds all buckets, the others only what has changed since the last. 1:
+    all are full. Larger: smaller saves, more files to read at a restore."""
     nobody_trains: bool = False
     """The workers are gone and what they left half done stays so: servers that are a clock apart
     are saved as they are, and a clipped gradient that waits for its norms is left out."""
@@ -113,9 +113,9 @@ class _Place:
     base: Base | None = None
     """The last checkpoint that was committed here."""
     manifest: Manifest | None = None
-    """Of that checkpoint."""
+    """Manifest of that checkpoint."""
     num_deltas: int = 0
-    """Since the last full one."""
+    """Number of deltas since the last full checkpoint."""
 
 
 class Saver:
@@ -322,10 +322,10 @@ def _manifest_of(
     """Return the manifest of the shards: another client may have seeded frozen weights meanwhile.
 
     Args:
-        answers: of all servers.
+        answers: answers of all servers.
         known: manifests that it may be.
-        servers: asked if it is none of them.
-        deadline_s: of the save (monotonic).
+        servers: asked if it is not one of them.
+        deadline_s: deadline of the save (monotonic).
     """
     hashes = {answer.frozen_hash for answer in answers}
     for manifest in known:
@@ -347,7 +347,7 @@ def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]
     only gone on from if none has a greater number.
 
     Args:
-        clock: of the save.
+        clock: clock of the save.
         on_disk: steps that are there, whole or not.
         passed_over: see ps.checkpoint.format.Checkpoint; they count as older whatever their number.
     """
@@ -366,7 +366,7 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
 
     Args:
         storage: the checkpoint root.
-        steps: that have appeared since the snapshot.
+        steps: steps that have appeared since the snapshot.
     """
     if steps:
         raise CheckpointError(

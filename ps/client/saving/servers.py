@@ -20,7 +20,7 @@ class SavingServers:
 
     Args:
         separate: returns the links for saves, always the same.
-        notes: of this process.
+        notes: notes of this process.
     """
 
     def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
@@ -31,7 +31,7 @@ class SavingServers:
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """As ServerGroup.ask.
+        """See ServerGroup.ask.
 
         Raises:
             CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
@@ -51,5 +51,5 @@ class SavingServers:
         return answers
 
     def fetch_manifest(self, *, timeout_s: float) -> Manifest:
-        """As ServerGroup.fetch_manifest."""
+        """See ServerGroup.fetch_manifest."""
         return self._separate().fetch_manifest(timeout_s=timeout_s)
