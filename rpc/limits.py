@@ -10,7 +10,7 @@ _MiB = 1024 * _KiB
 _GiB = 1024 * _MiB
 
 SPARE_PART = 4
-"""Strangers may hold one of so many descriptors of a process."""
+"""Strangers may hold one in this many descriptors of a process."""
 MAX_SPARE_DESCRIPTORS = 1024
 MIN_RING_BYTES = 4 * _KiB
 MAX_RING_BYTES = 1 * _GiB

@@ -132,8 +132,8 @@ def check_peer(certificate: Any, role: str, rank: int) -> None:
 
     Args:
         certificate: as of `check_cluster`.
-        role: that the peer claims, as in `rpc.Identity`.
-        rank: that it claims.
+        role: the role that the peer claims, as in `rpc.Identity`.
+        rank: the rank that it claims.
 
     Raises:
         AuthError: the certificate names neither.

@@ -114,7 +114,7 @@ class CacheDirectory:
 
     Args:
         room: directory of the installed package.
-        digest: of all that the kernels are made from.
+        digest: digest of all that the kernels are made from.
     """
 
     def __init__(self, room: Path, digest: str) -> None:
@@ -183,7 +183,7 @@ class CacheDirectory:
         owners = (os.geteuid(), 0)
         if not path.is_relative_to(self._room):
             return why_unsafe(path, owners)
-        # Who can change the package itself runs code in this process anyway.
+        # Anyone who can change the package itself runs code in this process anyway.
         return why_unsafe(path, (*owners, self._room.stat().st_uid), below=self._room)
 
     def _is_usable(self, path: Path) -> bool:

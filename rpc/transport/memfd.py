@@ -118,7 +118,7 @@ class SharedMemory:
         """Map a peer's segment for reading.
 
         Args:
-            descriptor: of the segment; the caller closes it.
+            descriptor: descriptor of the segment; the caller closes it.
             num_bytes: size that the peer announced.
 
         Raises:

@@ -130,7 +130,7 @@ class FrameWriter:
         """Append one frame to what is pending.
 
         Args:
-            kind: of the frame.
+            kind: kind of the frame.
             request_id: chosen by the client.
             meta: encoded message.
             payload: flat byte views; they must stay unchanged until they are sent.
