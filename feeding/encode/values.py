@@ -57,7 +57,7 @@ def encode_values(out: Collector, values: Values, name: str = "", depth: int = 0
     Args:
         out: collects the columns of the chunk.
         values: one per row, at least one.
-        name: of the column or group; empty for the whole row.
+        name: name of the column or group; empty for the whole row.
         depth: groups around the values.
 
     Returns:

@@ -44,7 +44,7 @@ class FsspecFileSystem(RemoteFileSystem):
     """See FileSystem."""
 
     renames_whole = False
-    """Of some, as SFTP, it would be true; fsspec does not tell of which."""
+    """True of some, such as SFTP, but fsspec does not report which."""
 
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
         """Make fsspec's file system of a scheme.
@@ -186,7 +186,7 @@ class FsspecFileSystem(RemoteFileSystem):
         """Return how long a call may take that a package carries out file by file, unseen.
 
         Args:
-            location: of a file or directory.
+            location: location of a file or directory.
             status: its status.
             share_bytes: bytes that may take one `patience_s`.
         """
@@ -300,7 +300,7 @@ class FsspecReader(RemoteReader):
     was the same before.
 
     Args:
-        status: of the open file, when it was opened.
+        status: status of the open file, when it was opened.
         start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
         version: asks for the version now.
     """
@@ -405,13 +405,13 @@ def _status(path: str, info: dict[str, Any]) -> FileStatus:
     """Return what a package tells of a path.
 
     Raises:
-        PathError: it is a file of which no size is told; an empty one would have no rows.
+        PathError: it is a file whose size is not reported; an empty one would have no rows.
     """
     is_directory = _is_directory(info)
     size = 0 if is_directory else info.get("size")
     if size is None:
         raise PathError(
-            f"{path}: its server tells no size (of HTTP, no Content-Length), so it cannot be "
+            f"{path}: its server reports no size (for HTTP, no Content-Length), so it cannot be "
             "split or read in ranges; copy it to a file system that does"
         )
     stamp = _changed(info)
@@ -445,7 +445,7 @@ _CHANGED = (
     *("LastModified", "last_modified", "Last-Modified", "modified", "mtime", "updated"),
     *("modificationTime", "created"),
 )
-"""The last one at last: where nothing else is told, a file is made anew to change it."""
+"""Creation comes last: where nothing else is reported, a file is replaced to change it."""
 
 
 def _with_path(error: Exception, action: str, location: Location) -> OSError:

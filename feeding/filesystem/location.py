@@ -21,7 +21,7 @@ HADOOP = frozenset({"hdfs", "viewfs"})
 MAX_PATH_BYTES = 8000
 """HDFS's limit in characters; Linux allows 4096 bytes."""
 MAX_NAME_BYTES = 255
-"""Of one component, on Linux and by default on HDFS."""
+"""Limit of one component, on Linux and by default on HDFS."""
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
 """Hadoop's short form of a scheme without a host."""

@@ -33,7 +33,7 @@ VERSION = 5
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 LIMITS = Limits(max_meta_bytes=1 << 20)
-"""Of the connections between feeders and workers: a chunk's meta holds a schema."""
+"""Limits of connections between feeders and workers: a chunk's meta holds a schema."""
 MAX_RECALLED = 1000
 """Entries of one Recalled, so that its meta is small."""
 _ONE_VERSION = "install one version of tfos on all executors"
@@ -145,7 +145,7 @@ def check_version(version: int) -> None:
     """Refuse a feeder of another version.
 
     Args:
-        version: of its Hello.
+        version: version of its Hello.
 
     Raises:
         ChunkError: it is not VERSION.
@@ -174,7 +174,7 @@ def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[by
     """Return a function that decodes the meta of one kind of message.
 
     Args:
-        decoder: of the kind.
+        decoder: decoder of the kind.
         what: it is, for the error.
 
     Raises:

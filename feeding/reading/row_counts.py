@@ -135,7 +135,7 @@ def counting_share(pieces: Sequence[Split], worker: int, num_workers: int) -> ra
     """Return the indexes of the pieces that one worker counts: consecutive, of even bytes.
 
     Args:
-        pieces: of all files.
+        pieces: pieces of all files.
         worker: from 0.
         num_workers: workers that share the counting.
     """

@@ -77,7 +77,7 @@ def share(
         files: all files, in any order; empty ones are ignored. Either all have known rows or none.
         worker: from 0.
         num_workers: workers that share the files.
-        seed: of the order of pieces, another order in each epoch; None: by path, in every epoch.
+        seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
         epoch: from 0.
         piece_bytes: size of the pieces of files with unknown rows.
 

@@ -108,7 +108,7 @@ class BatchReader:
     """Reads one feed in batches of exactly `batch_size` rows; only an epoch's last is shorter.
 
     Args:
-        channel: of the worker.
+        channel: channel of the worker.
         feed: name of the feed.
     """
 
@@ -122,9 +122,9 @@ class BatchReader:
         self._cursor = Cursor(channel, feed)
         self._end: EpochEnd | FeedEnd | None = None
         self._source: Schema | None = None
-        """Of the first chunk."""
+        """Schema of the first chunk."""
         self._schema: Schema | None = None
-        """Of the batches: columns whose rows differ in length are ragged."""
+        """Schema of the batches: columns whose rows differ in length are ragged."""
 
     def next_batch(
         self, batch_size: int, timeout_s: float | None = None
@@ -228,9 +228,9 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
     """Return the schema of batches that hold rows of another chunk too.
 
     Args:
-        schema: of the batches so far.
-        first: of the first chunk.
-        found: of the other chunk, its columns in the order of the first.
+        schema: schema of the batches so far.
+        first: schema of the first chunk.
+        found: schema of the other chunk, its columns in the order of the first.
         feed: its name, for errors.
 
     Raises:

@@ -29,7 +29,7 @@ class DataFeed:
     an endless wait; `terminate` returns at once.
 
     Args:
-        channel: of the worker.
+        channel: channel of the worker.
         train_mode: False: a batch ends at the end of a partition, as inference batches always do.
         qname_in: name of the feed.
         qname_out: accepted for compatibility; results go back to where their rows came from.

@@ -165,7 +165,7 @@ class Feeder:
 
     Args:
         targets: the workers.
-        credentials: of the cluster.
+        credentials: credentials of the cluster.
         config: limits and deadlines.
         packer: makes chunks of this partition's rows.
         hello: feed, epoch and partition.
@@ -423,7 +423,7 @@ def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:
     """Return why no worker is left, for an error.
 
     Args:
-        links: of all workers.
+        links: links of all workers.
         what: was to be sent, such as "partition 3".
     """
     if not links:

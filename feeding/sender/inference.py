@@ -58,7 +58,7 @@ class InferenceFeeder:
 
     Args:
         targets: the workers.
-        credentials: of the cluster.
+        credentials: credentials of the cluster.
         config: limits and deadlines.
         feed: name of the feed.
         partition: number of the partition.

@@ -54,8 +54,8 @@ class Shuffle:
         """Yield the rows of a partition's chunks in their new order.
 
         Args:
-            chunks: of one partition, in row order.
-            most_bytes: of a window; a larger window ends early.
+            chunks: chunks of one partition, in row order.
+            most_bytes: most bytes in a window; a larger window ends early.
         """
         if self.window_rows == 1:
             yield from chunks
@@ -74,9 +74,9 @@ class ShuffledPacker:
     """A packer whose chunks are shuffled.
 
     Args:
-        packer: of one partition.
+        packer: packer of one partition.
         shuffle: the order.
-        most_bytes: of a window.
+        most_bytes: most bytes in a window.
     """
 
     def __init__(self, packer: Packer, shuffle: Shuffle, most_bytes: int) -> None:

@@ -85,7 +85,7 @@ class WorkerLink:
 
     target: FeedTarget
     credentials: Credentials
-    """Of the cluster."""
+    """Credentials of the cluster."""
     feed: str
     """Name of the feed that its connection is for."""
     connection: Connection | None = None
@@ -330,7 +330,7 @@ class WorkerLink:
         """Fetch the results that the last status announced.
 
         Args:
-            session: of the results.
+            session: session of the results.
             timeout_s: for the call.
 
         Raises:

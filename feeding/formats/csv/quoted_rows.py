@@ -87,7 +87,7 @@ class QuotedRows:
         return QuotedBlock(block.data[first:last], block.first_byte + first, line, self)
 
     def end_of(self, block: LineBlock, num_rows: int) -> int:
-        """Return the offset after so many rows of a block, its header included.
+        """Return the offset after this many rows of a block, its header included.
 
         Args:
             block: whole rows.

@@ -41,7 +41,7 @@ class HeldRanges(io.RawIOBase):
     """Some ranges of a file in memory, as a seekable file object.
 
     Args:
-        size_bytes: of the whole file.
+        size_bytes: size of the whole file.
         parts: offset and bytes of each range; they do not overlap.
     """
 

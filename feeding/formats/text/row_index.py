@@ -116,7 +116,7 @@ def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
         room: lines that begin at or after this byte do not count.
         phase: state of the line at `begin`.
         blank: whether lines without content are rows.
-        most_rows: stop after so many.
+        most_rows: stop after this many.
 
     Returns:
         (rows whose line end was read, offset of the next line, its state).

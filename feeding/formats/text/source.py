@@ -141,7 +141,7 @@ class LineSource:
         """Yield the rows of a split; the policy may skip bad lines.
 
         Args:
-            split: of the file.
+            split: split of the file.
             file: open file; the caller closes it.
             parse: makes columns of lines.
         """
