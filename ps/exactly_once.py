@@ -548,9 +548,9 @@ class CompletionLog:
         """Without a restore nothing that was acknowledged may be missing."""
         if not session.may_jump:
             raise SequenceGap(
-                f"worker {request.worker} has an ack: its request {acknowledged} is done, "
-                f"this server knows requests up to {session.sequence}: it was restarted and has "
-                "lost updates; restore the last checkpoint and restart the workers",
+                f"request {acknowledged} of worker {request.worker} was acknowledged, but this "
+                f"server knows requests up to {session.sequence}: it was restarted and has lost "
+                "updates. Restore the last checkpoint and restart the workers",
                 {"worker": str(request.worker), "acknowledged": str(acknowledged)},
             )
 
@@ -560,9 +560,9 @@ _NONE: dict[int, SessionLog] = {}
 
 def _too_many(request: RequestId, limit: int, what: str) -> PSSettingsError:
     return PSSettingsError(
-        f"worker {request.worker} (generation {request.generation}) has {limit:,} {what} at this "
-        "server, the limit: push with one client for the whole run, or start the worker again with "
-        "a higher generation",
+        f"worker {request.worker} (generation {request.generation}) has reached this server's "
+        f"limit of {limit:,} {what}: push with one client for the whole run, or start the worker "
+        "again with a higher generation",
         {"worker": str(request.worker), "limit": str(limit)},
     )
 

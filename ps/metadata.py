@@ -94,8 +94,8 @@ class Metadata:
         before = self._texts.get(name)
         if before is None and len(self._texts) >= MAX_ENTRIES:
             raise PSSettingsError(
-                f"metadata {name!r} would be one more than the {MAX_ENTRIES} that may be kept; "
-                "use a name again, or remove some: set_metadata(name, None)",
+                f"metadata {name!r} would exceed the limit of {MAX_ENTRIES} names; reuse a name, "
+                "or remove some: set_metadata(name, None)",
                 {NO_ROOM: name},
             )
         replaced = 0 if before is None else _size(name, before)
@@ -103,7 +103,7 @@ class Metadata:
         if total > MAX_ALL_BYTES:
             raise PSSettingsError(
                 f"with {name!r} all metadata would have {total} bytes, the limit is "
-                f"{MAX_ALL_BYTES}; keep large things in a file, its path here",
+                f"{MAX_ALL_BYTES}; keep large values in a file, and its path here",
                 {NO_ROOM: name},
             )
 
@@ -159,8 +159,8 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     text = text_of(name, value)
     if len(text) > MAX_PUSHED_LENGTH:
         raise PSSettingsError(
-            f"metadata {name!r} has {len(text)} characters; one that comes with a push may have "
-            f"{MAX_PUSHED_LENGTH}"
+            f"metadata {name!r} has {len(text)} characters; metadata that comes with a push may "
+            f"have {MAX_PUSHED_LENGTH}"
         )
     return AttachedMetadata(name, text)
 

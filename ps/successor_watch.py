@@ -120,8 +120,8 @@ class SuccessorWatch:
     def _lose_sight(self, why: str) -> None:
         if not self._is_away:
             _logger.warning(
-                "%s %s: %s serves on, and cannot see whether another process has replaced it. "
-                "End this one (pid %d) before another one is started in its place",
+                "%s %s: %s continues to serve, and cannot see whether another process has "
+                "replaced it. End this one (pid %d) before you start another one instead",
                 self.fence.directory,
                 why,
                 self.fence.server,

@@ -383,7 +383,7 @@ def read_newest(
     raise CheckpointError(
         f"{storage.where()}: the newest step was {first[0]} at first and is {steps[0]} now: each "
         "was replaced before it was read. Save less often, keep more checkpoints (keep=...), or "
-        "restore once nothing saves there"
+        "restore when nothing saves there"
     ) from failure
 
 
@@ -433,9 +433,9 @@ def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
     newer = [step for step in steps if step > taken]
     if newer:
         _logger.warning(
-            "%s: step %d is taken, not step %s, which is newer by its number: what was trained "
-            "between them is not part of it. Checkpoints that are saved from here on say so, and "
-            "later restores prefer them; step=%d takes the other one",
+            "%s: step %d is restored, not step %s, which has a higher number: the training between "
+            "them is left out. Checkpoints saved from now on record this, and later restores "
+            "prefer them; step=%d restores the other one",
             storage.where(),
             taken,
             ", ".join(map(str, newer[:5])),

@@ -171,8 +171,8 @@ class GenerationFence:
             return patiently(read)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}. It tells which start of {self.server} this is, which a server does not "
-                "start without"
+                f"{error}. It says which start of {self.server} this is; a server does not start "
+                "without it"
             ) from error
 
     def _first_number(self) -> int:

@@ -368,10 +368,10 @@ class Lease:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise CheckpointError(
-                f"{self._storage.where()} is used by {_named(process)}, and whether that has ended "
-                f"cannot be seen from here: it was silent for {other.silent_s:.1f} s, its "
-                f"lease is over after {other.limit_s(process):g} s. Try again, which goes on "
-                "waiting, or raise timeout_s"
+                f"{self._storage.where()} is used by {_named(process)}, and this host cannot see "
+                f"whether that has ended: it was silent for {other.silent_s:.1f} s, its lease is "
+                f"over after {other.limit_s(process):g} s. Try again to wait longer, or raise "
+                "timeout_s"
             )
         wait_s = min(_LOOK_S, self.timing.silent_s, left_s)
         self.waited_s += wait_s

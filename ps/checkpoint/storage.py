@@ -214,9 +214,9 @@ def if_sound(
     except CheckpointError as error:
         if _is_unread(error):
             raise CheckpointError(
-                f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
-                "whole, so no older step is taken for it: try again when the file system "
-                "answers, ask for another step by its number, or move this one away"
+                f"{error}. It was tried for {PATIENCE_S:.0f} s. The step may be whole, so no older "
+                "one is taken instead. Try again when the file system answers, ask for another "
+                "step by its number, or move this one away"
             ) from error
         if on_damage is not None:
             on_damage(error)

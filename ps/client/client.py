@@ -718,6 +718,6 @@ def _check_rows(rows: int) -> None:
     """Refuse a gradient without rows before it has a number: its mean would have no weight."""
     if rows < 1:
         raise PSSettingsError(
-            f"a push needs at least 1 row, got {rows}: a gradient of no rows weighs nothing, and "
-            "nothing was sent. Call push_null() in its place, so that no barrier waits for it"
+            f"a push needs at least 1 row, got {rows}; nothing was sent. A gradient of no rows has "
+            "no weight: call push_null() instead, so that no barrier waits for it"
         )

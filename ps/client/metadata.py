@@ -92,7 +92,7 @@ class MetadataClient:
                         raise
                     # Others have taken its room; no push fails for that.
                     del self._notes.texts[name]
-                    _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
+                    _logger.warning("%r was not set again on the restarted ps:0: %s", name, error)
             self._num_connections = num_connections
 
     def bring(self, timeout_s: float) -> None:

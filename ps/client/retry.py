@@ -386,7 +386,7 @@ def check_reached(call: OutgoingCall, begun_s: float, reconnect_s: float) -> Non
     if min(call.link.unreachable_s(), time.monotonic() - begun_s) <= reconnect_s:
         return
     why = (
-        f"; the connection ended by: {call.last_disconnect}"
+        f"; the connection ended with: {call.last_disconnect}"
         if call.last_disconnect is not None
         else ""
     )

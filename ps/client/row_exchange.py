@@ -131,8 +131,8 @@ class RowExchanger:
         if grads and ended is None:
             raise PSSettingsError(
                 f"hybrid takes gradients of rows ({', '.join(grads)}) only for a batch that was "
-                "looked up to train on, and none is under way: look up by "
-                "tables.lookup_into(training=True), or by next_rows of the push before"
+                "looked up to train on, and none is in progress: look it up with "
+                "tables.lookup_into(training=True), or with next_rows of the previous push"
             )
         begun: int | None = None
         still_open: tuple[int, ...] = ()
@@ -226,9 +226,9 @@ def check_staged(payloads: Sequence[Sequence[memoryview]]) -> None:
         nbytes = sum([view.nbytes for view in views])
         if nbytes > MAX_STAGED_BYTES:
             raise ShapeError(
-                f"the gradients of rows for ps:{server} take {nbytes} bytes, which wait there for "
-                f"everybody's in sync; the limit is {MAX_STAGED_BYTES}: push fewer ids at once, "
-                "add servers, or use hybrid"
+                f"the gradients of rows for ps:{server} take {nbytes} bytes; in sync they wait "
+                f"there for all workers, and the limit is {MAX_STAGED_BYTES}: push fewer ids at "
+                "once, add servers, or use hybrid"
             )
 
 

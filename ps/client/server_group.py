@@ -287,7 +287,7 @@ class ServerGroup:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(error) or type(error).__name__
-                self._unknown = f"got no answer ({why}): nobody knows whether it was applied"
+                self._unknown = f"got no answer ({why}): whether it was applied is unknown"
             elif self.has_barrier and _is_torn(calls):
                 self._unknown = (
                     f"was counted only by some servers ({error}), so their clocks differ"

@@ -498,8 +498,8 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
         got = f"{rows.dtype}{list(rows.shape)}"
     raise ShapeError(
         f"table {spec.name!r} takes rows {spec.dtype}{list(expected)} for these ids "
-        f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
-        "nothing is rounded in silence"
+        f"{list(ids.shape)}, got {got}; pass one row per id, and convert the values yourself, so "
+        "that nothing is rounded silently"
     )
 
 
@@ -524,8 +524,8 @@ def _check_once(spec: TableSpec, bits: Array) -> None:
 def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> ServerPhaseError:
     return ServerPhaseError(
         f"ps:{link.server} was started again while table {spec.name!r} was scanned (start "
-        f"{before}, now {now}): its rows are in other places, and steps since its checkpoint are "
-        "undone, so the rows so far and the others make no table. Drop what came, scan again",
+        f"{before}, now {now}). Its rows are in other places, and steps since its checkpoint are "
+        "undone, so the rows before and after do not fit together. Drop them and scan again",
         {"server": str(link.server), "table": spec.name},
     )
 

@@ -39,7 +39,7 @@ def check_pulls(manifest: Manifest, *, num_servers: int, rank: int) -> None:
         if nbytes > MAX_SHARE_BYTES:
             least = _least((layout,), num_servers, 0)
             raise PSSettingsError(
-                f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, a server "
+                f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, but a server "
                 f"answers a pull with at most {MAX_SHARE_BYTES}: start at least {least} servers",
                 {"least_servers": str(least)},
             )
@@ -62,7 +62,7 @@ def check_seed(manifest: Manifest, *, num_servers: int, manifest_bytes: int) -> 
         least = _least(layouts, num_servers, manifest_bytes)
         raise PSSettingsError(
             f"a seed would bring one of {num_servers} servers {largest} bytes of values, frozen "
-            f"ones included, and a manifest of {manifest_bytes}, one request has at most "
+            f"ones included, and a manifest of {manifest_bytes}, but one request has at most "
             f"{MAX_SHARE_BYTES}: start at least {least} servers",
             {"least_servers": str(least)},
         )

@@ -46,7 +46,7 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
     hashes = {server.manifest_hash for server in described}
     if len(hashes) > 1:
         raise ManifestMismatch(
-            f"the servers serve different manifests: {sorted(hashes)}; start all of them anew"
+            f"the servers serve different manifests: {sorted(hashes)}; start all of them again"
         )
 
 

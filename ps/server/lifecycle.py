@@ -112,9 +112,9 @@ class Lifecycle:
             if self.phase is ServerPhase.RESTORING:
                 took_s = time.monotonic() - self._restoring_since_s
                 raise ServerRestoring(
-                    f"ps:{self.settings.rank} was started again and has restored its parameters "
-                    f"from a checkpoint for {took_s:.0f} s so far, which is to compile kernels "
-                    "where none are kept, and to read its part; all files, if started by hand"
+                    f"ps:{self.settings.rank} was started again and has been restoring its "
+                    f"parameters from a checkpoint for {took_s:.0f} s. It compiles kernels that "
+                    "are not kept, and reads its part, or all files if started by hand"
                 )
 
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:

@@ -92,11 +92,11 @@ class Rendezvous:
         """
         if key in self._over and self._over.get(key) is None:
             raise ServerPhaseError(
-                f"rendezvous {key!r} is over, and its values are kept no more (ps:0 keeps those of "
-                f"{MAX_CLOSED_KEYS} keys and {MAX_CLOSED_BYTES >> 20} MiB; of keys that differ "
-                f"only in their numbers the oldest go first): worker {worker} comes to it late, "
-                "since it or ps:0 was started again. It cannot join this training: start that anew "
-                "from its last checkpoint"
+                f"rendezvous {key!r} is over, and its values are no longer kept (ps:0 keeps those "
+                f"of {MAX_CLOSED_KEYS} keys and {MAX_CLOSED_BYTES >> 20} MiB; of keys that differ "
+                f"only in their numbers the oldest go first). Worker {worker} is too late, since "
+                "it or ps:0 was started again, and cannot join this training. Start the training "
+                "again from its last checkpoint"
             )
 
     def bring(self, key: str, values: Mapping[WorkerRank, bytes] | None) -> bool:
@@ -276,8 +276,8 @@ class RendezvousBoard:
         if kept is not None and by_rank is not None and kept != by_rank:
             _logger.warning(
                 "worker %d has passed rendezvous %r with other values than the workers before it: "
-                "of the workers %s, here of %s. The first ones stay. These workers do not train "
-                "the same: stop the training and resume it from its last checkpoint",
+                "those of the workers %s, here those of %s. The first ones stay. These workers do "
+                "not train the same: stop the training and resume it from its last checkpoint",
                 worker,
                 key,
                 ", ".join(map(str, by_rank)),

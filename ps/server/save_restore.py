@@ -197,7 +197,7 @@ class ShardSaving:
             )
             if is_gone():
                 raise ServerPhaseError(
-                    "the client of this save is gone: nobody would write its snapshot, or it "
+                    "the client of this save is gone: its snapshot would not be written, or it "
                     "may have been committed"
                 )
             if ended is Waited.OVERDUE:

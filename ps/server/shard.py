@@ -388,9 +388,9 @@ class ServingShard:
 
     def _trained_alone(self) -> ServerPhaseError:
         return ServerPhaseError(
-            f"ps:{self.dense.rank} has trained the values of its seed, which another server has "
-            "not: that one was started again without its parameters. Start new servers, then "
-            "seed() or restore() all of them"
+            f"ps:{self.dense.rank} has trained the values of its seed, but another server was "
+            "started again and has lost its parameters. Start new servers, then seed() or "
+            "restore() all of them"
         )
 
     def _squares(
@@ -447,8 +447,8 @@ class ServingShard:
         """Refuse scalars that do not fit rule or mode, before anything is applied."""
         if self._is_staleness_aware:
             raise PSSettingsError(
-                "staleness_aware scales a push's learning rate on the server, so its step scalars "
-                "cannot come with it; send the learning rate alone"
+                "staleness_aware scales a push's learning rate on the server, so a push cannot "
+                "bring step scalars; send the learning rate alone"
             )
         for group in self.manifest.groups:
             step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))

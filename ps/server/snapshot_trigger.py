@@ -113,8 +113,8 @@ class SnapshotTrigger:
         snapshot = self._guard.snapshot
         if snapshot is None or snapshot.save_id != save_id or not snapshot.begin_writing():
             raise CheckpointError(
-                f"save {save_id} has no snapshot here: the server was started again since, another "
-                "save has begun, or its saver was away for too long; save again"
+                f"save {save_id} has no snapshot here: the server was started again, another save "
+                "has begun, or its saver was away for too long; save again"
             )
         try:
             yield snapshot

@@ -136,10 +136,10 @@ class PeriodicSaver:
         """
         with self._lock:
             if self._holders:
-                return "a micro-batch is in progress, and is saved whole once it is trained"
+                return "a micro-batch is in progress; it is saved whole after it is trained"
             error = self._save()
         if not error and self._saved_step < 0:
-            return "the servers hold no parameters yet; ask again once the first step is made"
+            return "the servers hold no parameters yet; try again after the first step"
         return error
 
     @property
@@ -211,8 +211,8 @@ class PeriodicSaver:
         except Exception as error:
             self._last_error = _text(error)
             _logger.warning(
-                "the parameters were not saved, also not at the end: %s; %s. Look at the logs of "
-                "the servers",
+                "the parameters were not saved, not even at the end: %s; %s. Look at the servers' "
+                "logs",
                 error,
                 self._newest,
                 exc_info=not isinstance(error, _EXPECTED),

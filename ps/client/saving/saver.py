@@ -248,8 +248,8 @@ class Saver:
             storage = self._open_storage(directory)
             if not storage.is_exclusive:
                 _logger.warning(
-                    "%s: one job per directory is not enforced, for this store cannot create a "
-                    "file exclusively; see that no two jobs start there at once",
+                    "%s: one job per directory is not enforced, as this store cannot create a "
+                    "file exclusively; do not start two jobs there at once",
                     storage.where(),
                 )
             lease = Lease(storage, self._owner)
@@ -306,9 +306,9 @@ def _never_agreed(made: Sequence[messages.SnapshotMade], error: RequestTimeout) 
     """
     clocks = ", ".join(f"ps:{rank} at {each.clock}" for rank, each in enumerate(made))
     return RequestTimeout(
-        f"{error.message}. The servers came to no clock that all of them can be saved at; last "
-        f"they were {clocks}. If workers train, one of them is held up between two servers; if "
-        "they are gone, save with SaveOptions(nobody_trains=True)",
+        f"{error.message}. The servers reached no common clock to save at; the last clocks were "
+        f"{clocks}. If workers train, one of them is stuck between two servers; if they are gone, "
+        "save with SaveOptions(nobody_trains=True)",
         error.details,
     )
 
@@ -334,8 +334,8 @@ def _manifest_of(
     manifest = servers.fetch_manifest(timeout_s=_left_s(deadline_s))
     if hashes != {manifest.frozen_hash()}:
         raise CheckpointError(
-            "the frozen weights came to the servers while this save was made, and some shards lack "
-            "them: it is not committed; save again"
+            "the frozen weights reached the servers during this save, and some shards lack them. "
+            "The save is not committed; save again"
         )
     return manifest
 
@@ -370,9 +370,9 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
     """
     if steps:
         raise CheckpointError(
-            f"step {max(steps)} was saved by another process of this job into {storage.where()} "
-            "after the snapshot of this save, which would be the newest step and may hold older "
-            "parameters: it is not committed; save again"
+            f"another process of this job saved step {max(steps)} into {storage.where()} after the "
+            "snapshot of this save, which may hold older parameters but would be the newest step. "
+            "This save is not committed; save again"
         )
 
 

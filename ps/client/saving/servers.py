@@ -45,8 +45,8 @@ class SavingServers:
         answers = servers.ask(request, answer, timeout_s=timeout_s)
         if self._metadata.is_behind:
             raise CheckpointError(
-                "ps:0 was started again while its snapshot was taken, which lacks what holds for "
-                "the run (set_metadata(..., of_run=True)): it is not committed; save again"
+                "ps:0 was started again during its snapshot, which lacks the run's metadata "
+                "(set_metadata(..., of_run=True)). The save is not committed; save again"
             )
         return answers
 
