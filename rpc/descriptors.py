@@ -40,9 +40,9 @@ def make_room(num_connections: int, *, at_least: int = 0, server: str = "this se
     needed = _limit_for(taken + at_least) if at_least else 0
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise SettingsError(
-            f"{server} needs a limit of {needed} open files for {at_least} connections, the "
+            f"{server} needs a limit of {needed} open files for {at_least} connections, but the "
             f"hard limit of this process is {hard} (`ulimit -Hn`): raise it where the process is "
-            "started (limits.conf, LimitNOFILE of systemd, --ulimit of a container), or use fewer "
+            "started (limits.conf, systemd's LimitNOFILE, a container's --ulimit), or use fewer "
             "nodes"
         )
 
