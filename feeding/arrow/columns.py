@@ -266,7 +266,7 @@ def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: st
         left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
         raise FeedSettingsError(
             f"{file} has columns that {first} lacks: {shown}{left}; name the columns that you "
-            "need, as in columns=[...], or read the files apart"
+            "need, as in columns=[...], or read the files separately"
         )
 
 

@@ -367,7 +367,7 @@ class FsspecReader(RemoteReader):
         if is_other(self.version, now):
             raise FileChanged(
                 f"{self.path} was replaced while it was read: it was {self.version}, now {now}; "
-                "read files that are not written to any more"
+                "read only files that are no longer written"
             )
 
 

@@ -170,7 +170,7 @@ def _check_components(given: str, path: str) -> None:
 def _check_length(path: str) -> None:
     length = len(path.encode("utf-8", "surrogateescape"))
     if length > MAX_PATH_BYTES:
-        raise PathError(f"{shown(path)} has {length} bytes, at most {MAX_PATH_BYTES} work")
+        raise PathError(f"{shown(path)} has {length} bytes, the limit is {MAX_PATH_BYTES}")
 
 
 def _wrong_with(part: str) -> str:

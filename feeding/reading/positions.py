@@ -291,8 +291,8 @@ def _check_same(saved: Position, reader: Position) -> None:
     if saved.files != reader.files:
         raise FileChanged(
             "reading cannot continue: the files, their sizes or their rows have changed since the "
-            f"position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
-            "read with equal_steps() then and without it now, or the reverse"
+            f"position was saved (fingerprint {saved.files}, now {reader.files}), or equal_steps() "
+            "is used only then or only now"
         )
     if is_other(saved.versions, reader.versions):
         raise FileChanged(

@@ -60,7 +60,7 @@ class PieceRows:
             piece = self.piece
             raise FileChanged(
                 f"{piece.path}, bytes {piece.start} to {piece.stop}: {self.counted} rows were "
-                f"counted, now it has {found}; read files that are not written to any more"
+                f"counted, now it has {found}; read only files that are no longer written"
             )
 
 

@@ -117,7 +117,8 @@ def _row_share(
     if len(counted) < len(files):
         other = next(file.path for file in files if file.piece_rows is None)
         raise FeedSettingsError(
-            f"the rows of {counted[0].path} are known, those of {other} are not; read them apart"
+            f"the rows of {counted[0].path} are known, those of {other} are not; "
+            "read them separately"
         )
     pieces = [
         Split(file.path, 0, num_rows, number)

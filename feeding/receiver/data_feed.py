@@ -208,8 +208,8 @@ class DataFeed:
                 return False
         if missing := [column for column in mapping if column not in layout.names]:
             raise SchemaError(
-                f"input_mapping names the columns {list(mapping)}, a row has "
-                f"{list(layout.names)}, without {missing}; name them as the data does"
+                f"input_mapping names the columns {list(mapping)}, but a row has "
+                f"{list(layout.names)}, without {missing}; use the data's names"
             )
         return True
 
