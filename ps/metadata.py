@@ -125,7 +125,7 @@ class Metadata:
             self._num_bytes += _size(name, text)
 
     def put_once(self, session: int, sequence: int, name: str, text: str) -> None:
-        """As `put`, unless this request of the session, or a later one, was here before.
+        """Like `put`, unless this request of the session, or a later one, was here before.
 
         Args:
             session: number of the client.
@@ -207,7 +207,7 @@ def read_text(name: str, call: Payload) -> str:
         msgspec.json.decode(data)
         return data.decode()
     except UNREADABLE as error:
-        raise PSSettingsError(f"metadata {name!r} is no JSON: {error}") from error
+        raise PSSettingsError(f"metadata {name!r} is not JSON: {error}") from error
 
 
 def encode(texts: Mapping[str, str]) -> bytes:

@@ -1,7 +1,8 @@
 """Fencing of PS processes: the newest generation of a rank serves, older ones exit.
 
 A server that was replaced while it was frozen does not know it when it is thawed. So each start
-takes the next number in a small file beside the checkpoints; who finds a higher one there ends.
+takes the next number in a small file beside the checkpoints; one that finds a higher
+number there ends.
 
 Workers refuse a server whose number is lower than its predecessor's, so a number must outlive its
 file: there are two copies, each with a digest. A damaged copy says nothing, and the server that

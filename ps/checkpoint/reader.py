@@ -387,7 +387,7 @@ def open_chain(
     Args:
         root: the checkpoint root.
         checkpoint: the step.
-        settings: as of ChainFiles.
+        settings: see ChainFiles.
 
     Raises:
         CheckpointError: one of the steps is missing or incomplete.

@@ -26,9 +26,9 @@ def is_metric_name(name: object) -> bool:
 
 @with_field_texts
 class Score(msgspec.Struct, frozen=True):
-    """What a checkpoint's parameters were measured at, by whoever saved it.
+    """The value of a metric for a checkpoint's parameters, from the process that saved it.
 
-    Of all scored steps in a directory the best of each metric is kept; see writer.keep_newest.
+    The best scored step of each metric in a directory is kept; see writer.keep_newest.
     """
 
     metric: str

@@ -35,7 +35,7 @@ _CREATE_ATTEMPTS = 10
 _READ_ATTEMPTS = 5
 _MAX_SMALL_NBYTES = 1 << 16
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
-"""What is under the name is no file, and will be none later."""
+"""The name does not lead to a file, now or later."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of disks without hard links."""
 

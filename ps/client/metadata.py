@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RunNotes:
-    """The texts that hold for the run, whatever becomes of the parameters; see PSClient.
+    """The texts that hold for the run, whatever happens to the parameters; see PSClient.
 
     Whichever client of a process finds ps:0 started again sets them once more.
     """

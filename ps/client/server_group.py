@@ -219,7 +219,7 @@ class ServerGroup:
         timeout_s: float | None = None,
         restore_s: float | None = None,
     ) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged; `restore_s` as of `change`."""
+        """Like `answers`, for requests that are acknowledged; for `restore_s` see `change`."""
         replies = self.send(calls, timeout_s=timeout_s, restore_s=restore_s)
         return [messages.decode_ack(reply.meta) for reply in replies]
 
@@ -235,7 +235,7 @@ class ServerGroup:
         Args:
             calls: at most one per server.
             timeout_s: seconds for all of them together; None: the client's.
-            restore_s: as of `change`.
+            restore_s: see `change`.
 
         Raises:
             ClosedError: after close().
@@ -372,7 +372,7 @@ class ServerGroup:
             self.probe_restart(rank, timeout_s=timeout_s)
 
     def probe_restart(self, rank: int, *, timeout_s: float) -> None:
-        """As `probe_restarts`, of one server.
+        """Like `probe_restarts`, for one server.
 
         Args:
             rank: rank of the server.

@@ -126,7 +126,7 @@ class TableClient:
     def lookup_into(self, into: Mapping[str, tuple[RoutedIds, Array]], *, training: bool) -> None:
         """Fill arrays with the rows of distinct ids; changes nothing on the servers.
 
-        It has connections of its own, so it waits for no call of another thread but lookups.
+        It has its own connections, so it waits only for lookups of other threads.
 
         Args:
             into: by name of the table: what `route` made of the ids, and a writable array
@@ -140,7 +140,7 @@ class TableClient:
         Raises:
             ManifestMismatch: there is no such table.
             PSSettingsError, ShapeError: not routed ids, or another array; nothing was sent.
-            RequestTimeout, ServerPhaseError, StaleGeneration, WorkerLost: as `batch`.
+            RequestTimeout, ServerPhaseError, StaleGeneration, WorkerLost: see `batch`.
         """
         for name, (ids, rows) in into.items():
             check_rows(self._spec(name), ids, rows, "into", fills=True)
@@ -156,8 +156,9 @@ class TableClient:
     def give_up(self, ids: Mapping[str, RoutedIds]) -> None:
         """Give a batch of `lookup_into` or `next_rows` up: its gradients will not come.
 
-        In hybrid its permit is free with the next lookup, which tells the servers. A batch is given
-        up as well once nobody holds its routed ids, which tracebacks of errors may do for a while.
+        In hybrid its permit is free with the next lookup, which informs the servers. A batch is
+        also given up once nothing refers to its routed ids; tracebacks of errors may do so for a
+        while.
 
         Args:
             ids: by name of the table: the routed ids of the batch.
@@ -166,10 +167,10 @@ class TableClient:
             self._batches.end(self._batches.known_by(ids.values()))
 
     def return_permits(self) -> None:
-        """Give all batches up before this client closes; another one of the worker may wait.
+        """Give all batches up before this client closes; another client of the worker may wait.
 
-        A batch that begins tells each server that the client's others are over, and is over itself
-        at once. A server that is not reached in time keeps their permits. Hold the client's lock.
+        A new batch informs each server that the client's others are over, and ends itself at once.
+        A server that is not reached in time keeps their permits. Hold the client's lock.
         """
         servers = self._servers
         if not (self._has_permits and self._batches.have_begun):
@@ -198,8 +199,8 @@ class TableClient:
     ) -> TrainingBatch:
         """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
 
-        In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
-        may push theirs meanwhile. In other modes it does not wait.
+        In hybrid it waits while this worker has `staleness_bound` batches in progress; meanwhile
+        another thread may push for them. In other modes it does not wait.
 
         Args:
             ids: by name of the table: integers of any shape, or what `route` made of them.
@@ -226,10 +227,10 @@ class TableClient:
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
     ) -> Ack:
-        """Bring gradients of rows; each is applied exactly once, on arrival, in every mode.
+        """Push gradients of rows; each is applied exactly once, on arrival, in every mode.
 
         Gradients of equal ids are summed first, so a row is updated once per push; then they are
-        clipped, where the table's rule says so.
+        clipped if the table's rule says so.
 
         Args:
             grads: by name of the table (ids, gradients): gradients are [*shape of the ids, dim] of
@@ -243,8 +244,8 @@ class TableClient:
                 others may have been updated.
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
-            SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
-            StaleGeneration: a newer attempt of this worker is at work: end this process.
+            SettingsError: in hybrid, where rows are pushed only for the batch of their lookup.
+            StaleGeneration: a newer attempt of this worker runs: end this process.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
         return self._push(grads, hyper)
@@ -256,12 +257,12 @@ class TableClient:
 
         Args:
             name: name of the table.
-            with_slots: give the optimizer's slots behind the values, too.
+            with_slots: whether the optimizer's slots follow the values.
             servers: ranks of the servers whose rows to give; None: all.
 
         Yields:
-            (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
-            [n, width], as ps.optim.row_rules; at most 8 MiB of rows. Where rows are evicted
+            (ids, rows): int64[n] (uint64 if the table's ids are) and [n, dim], or
+            [n, width], see ps.optim.row_rules; at most 8 MiB of rows. If rows are evicted
             meanwhile, an id may come twice; the later one is newer.
 
         Raises:
@@ -277,8 +278,8 @@ class TableClient:
     def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
 
-        An id that has a row keeps it: a trained row never changes, and to load again changes
-        nothing. Neither admission nor a permit is asked. Of a failed call some rows may be there.
+        An id that has a row keeps it: a trained row never changes, and loading again changes
+        nothing. It needs neither admission nor a permit. A failed call may have created some rows.
 
         Args:
             name: name of the table.
@@ -295,7 +296,7 @@ class TableClient:
             NonFiniteGradient: a value is NaN or infinite.
             TableFull: there is no room for the new rows, and no row may be evicted.
             ManifestMismatch: there is no such table.
-            StaleGeneration: a newer attempt of this worker is at work: end this process.
+            StaleGeneration: a newer attempt of this worker runs: end this process.
         """
         router = self._router(name)
         bits = as_bits(router.spec, ids)

@@ -333,8 +333,8 @@ class Gate(Generic[Gradient]):
 
         Args:
             push: it is meant for one clock; after a restore that clock may be past.
-            acknowledged: as `begin`.
-            acked_updates: as `begin`.
+            acknowledged: see `begin`.
+            acked_updates: see `begin`.
             lag: see ps.consistency.staleness.
 
         Returns:
@@ -536,7 +536,7 @@ class Gate(Generic[Gradient]):
             event: what the policy does.
             acknowledged: last request that the session knows to be done.
             acked_clock: newest clock that the worker has got; 0: none.
-            acked_updates: as `begin`.
+            acked_updates: see `begin`.
             leaves: whether the worker leaves or finishes.
         """
         with self.changed:

@@ -281,7 +281,7 @@ class DenseShard:
             raise overflow
 
     def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> NonFiniteUpdate | None:
-        """As `apply`, under the bucket's lock, with a gradient of its dtype and size.
+        """Like `apply`, under the bucket's lock, with a gradient of its dtype and size.
 
         Returns a NonFiniteUpdate: the push's other buckets are updated before it is refused.
 

@@ -222,7 +222,7 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
 
 
 class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
-    """As Lookup, for rows whose gradients will be pushed; hybrid answers when there is a permit."""
+    """Like Lookup, for rows that will be trained; hybrid answers when there is a permit."""
 
     manifest_hash: Digest
     number: Number

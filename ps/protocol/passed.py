@@ -6,7 +6,7 @@ answer others with them (ps.server.rendezvous).
 Pure; no threads.
 
     payload = index, then the values of all its keys one after the other
-    index   = msgpack [[[key, ranks, sizes], ...]]; without ranks the values are kept no more
+    index   = msgpack [[[key, ranks, sizes], ...]]; without ranks the values are no longer kept
 
 Answers otherwise live in the memory of ps:0 alone. When it is started again, a worker that has not
 passed a rendezvous would wait for those that have, and they for it at a later one.
@@ -64,7 +64,7 @@ class PassedKey(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.sizes)
 
     def values(self, payload: memoryview) -> dict[int, bytes] | None:
-        """Return what each rank brought; None: it is kept no more."""
+        """Return what each rank brought; None: it is no longer kept."""
         return RendezvousValues(self.ranks, self.sizes).values(payload) if self.ranks else None
 
 
@@ -75,7 +75,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
 class PassedRendezvous:
     """The rendezvous that one worker has passed.
 
-    The keys stay longer than the answers: who comes to one is refused, and does not wait for ever.
+    The keys stay longer than the answers: a worker that uses one is refused, and does not wait.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[Passe
     try:
         index = codec.msgpack(data, _Index).keys
     except UNREADABLE as error:
-        raise PSSettingsError(f"no index of passed rendezvous: {error}") from error
+        raise PSSettingsError(f"not an index of passed rendezvous: {error}") from error
     for each in index:
         ranks = each.ranks
         is_ascending = all(low < high for low, high in itertools.pairwise(ranks))

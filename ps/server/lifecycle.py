@@ -135,7 +135,7 @@ class Lifecycle:
 
         Args:
             shard: with its values.
-            by: who has brought them; None: no worker.
+            by: the worker that brought them; None: no worker.
 
         Raises:
             StaleGeneration: that process was replaced or lost while it brought them.

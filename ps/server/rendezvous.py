@@ -58,7 +58,7 @@ class Rendezvous:
 
         Raises:
             ServerPhaseError: the worker has finished; or it is a newer attempt that comes to a key
-                whose answers are kept no more.
+                whose answers are no longer kept.
             PSSettingsError: key or value is too long, or too many rendezvous are open.
         """
         if worker in self._finished:
@@ -104,7 +104,7 @@ class Rendezvous:
 
         Args:
             key: name of the rendezvous.
-            values: by rank; None: they are kept no more.
+            values: by rank; None: they are no longer kept.
 
         Returns:
             Whether it was news: workers may wait at that key.
@@ -218,7 +218,7 @@ class RendezvousBoard:
                 stays, so a retry goes on waiting.
             ServerGone: the caller is gone.
             ServerPhaseError: the worker has finished, or the server is stopping; or others have
-                passed this key, and its values are kept no more.
+                passed this key, and its values are no longer kept.
         """
         values: Mapping[WorkerRank, bytes] | None = None
 
@@ -260,9 +260,9 @@ class RendezvousBoard:
 
         Args:
             key: name of the rendezvous.
-            worker: who brings it.
-            values: by rank; None: they are kept no more.
-            check: as of `rendezvous`.
+            worker: the worker that brings it.
+            values: by rank; None: they are no longer kept.
+            check: see `rendezvous`.
         """
         by_rank: dict[WorkerRank, bytes] | None = None
         if values is not None:

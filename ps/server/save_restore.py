@@ -65,7 +65,7 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
 
 class SavedVersions:
-    """What deltas to this server's last saves tell changes by.
+    """The versions by which deltas to this server's last saves find changes.
 
     `note` one at a time, the rest from any thread.
     """

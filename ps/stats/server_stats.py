@@ -72,7 +72,7 @@ class TableStats(msgspec.Struct, frozen=True):
     updates them. Mass far above the number of workers: rows are looked up too far ahead, or one
     worker is much slower than the others."""
     forgotten: int = 0
-    """Lookups that `staleness` lacks: their worker has had too many newer ones without a push."""
+    """Lookups missing in `staleness`: their worker has had too many newer ones without a push."""
 
     @property
     def miss_ratio(self) -> float:
@@ -81,7 +81,7 @@ class TableStats(msgspec.Struct, frozen=True):
 
     @property
     def unique_id_ratio(self) -> float:
-        """Ids that travelled for each that workers gave; small: batches repeat ids. 1 without."""
+        """Ids sent for each id that workers gave; small: batches repeat ids. 1 without any id."""
         return (self.looked_up + self.pushed) / self.given if self.given else 1.0
 
     @property
@@ -100,7 +100,7 @@ class OpenRendezvous(msgspec.Struct, frozen=True):
 
     key: str
     waited_s: float
-    """Since the first of them came."""
+    """Seconds since the first of them came."""
     missing: tuple[int, ...]
     """The workers that it waits for."""
 
@@ -119,7 +119,7 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     """Updates so far: pushes (async, ssp) or barriers (sync)."""
     uptime_s: float
     start: int = 0
-    """Names this start of the server: one with another number has counted from zero."""
+    """Number of this start of the server: another start has counted from zero."""
     workers: tuple[WorkerStats, ...] = ()
     staleness: tuple[int, ...] = ()
     """Histogram over pushes: [0] none, [i] 2^(i-1) .. 2^i - 1 updates by others between the pull
@@ -144,15 +144,15 @@ class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
     waiting: int = 0
     """How many of those are pushes that wait for other workers (sync, ssp)."""
     requests: dict[str, Latency] = {}
-    """By request: from its header's arrival to its answer's last byte, so a slow client or network
-    counts too, and in a push the wait for others."""
+    """Latency by request: from its header's arrival to its answer's last byte, so a slow client or
+    network counts too, and in a push the wait for others."""
     apply: Latency = Latency()
     """Time in update kernels, of one push (async, ssp, tables) or one barrier (sync)."""
     barrier_wait_s: float = 0.0
     """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
     lost_updates: int = 0
     """Acknowledged updates that a restore has undone, of the clients that have pushed, joined or
-    left since. What clients had pushed that never come back is not counted."""
+    left since. Updates of clients that never come back are not counted."""
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
     resumed_step: int = -1

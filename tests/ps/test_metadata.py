@@ -189,8 +189,8 @@ def test_what_is_no_note_is_refused():
             pushed("a", "x" * MAX_PUSHED_LENGTH)
         request = messages.SetMetadata(Number(1, 1), "a")
         for server, payload, match in (
-            (0, b"{", "metadata 'a' is no JSON"),
-            (0, b'"\xff"', "metadata 'a' is no JSON"),
+            (0, b"{", "metadata 'a' is not JSON"),
+            (0, b'"\xff"', "metadata 'a' is not JSON"),
             (0, b"1" * (MAX_ENTRY_BYTES + 1), "the limit is 1048576"),
             (1, b"1", "metadata is kept on ps:0, this is ps:1"),
         ):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _EXPECTED = (PSError, RpcError, OSError)
-"""Any other failure, as of a process without threads or memory, is tried again too, and logged with
+"""Any other failure, as in a process without threads or memory, is tried again too, and logged with
 its traceback: the end of this thread would be the end of all saves."""
 _RETRY_S = 1.0
 """After the first save that failed; doubled with each further one, up to the plan's period."""
@@ -55,7 +55,7 @@ class Period:
     """Also after this many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
     timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
-    """For one save."""
+    """Timeout of one save."""
 
 
 class PeriodicSaver:

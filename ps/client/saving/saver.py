@@ -71,7 +71,7 @@ class Servers(Protocol):
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """What becomes of a save, and of those before it."""
+    """What a save holds, and what happens to earlier ones."""
 
     keep: int | None = None
     """Newest complete checkpoints to keep, with what they need; None: all."""
@@ -79,11 +79,11 @@ class SaveOptions:
     """One save in this many holds all buckets, the others only what has changed since the last. 1:
     all are full. Larger: smaller saves, more files to read at a restore."""
     nobody_trains: bool = False
-    """The workers are gone and what they left half done stays so: servers that are a clock apart
-    are saved as they are, and a clipped gradient that waits for its norms is left out."""
+    """Whether the workers are gone and their last steps stay incomplete: servers that are a clock
+    apart are saved as they are, and a clipped gradient that waits for its norms is left out."""
     score: Score | None = None
-    """What the parameters were measured at. It makes a checkpoint also of what the last one holds
-    already, and `keep` never counts the best one of a metric."""
+    """Score of the parameters. With it a checkpoint is made even if nothing has changed since the
+    last one, and `keep` never counts the best one of a metric."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -143,7 +143,7 @@ class Saver:
         timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Make a checkpoint; returns its directory. Other arguments and errors as of PSClient.save.
+        """Make a checkpoint; returns its directory. For the rest see PSClient.save.
 
         `manifest` is what all `servers` serve, but for frozen groups that they got since.
         """
