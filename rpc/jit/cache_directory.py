@@ -5,7 +5,7 @@ from a packed environment.
 Does not: know numba (rpc.jit.kernel_cache).
 Threads: any; the choice is made once.
 
-numba's files are pickle: who can write them, or put another directory in their place, runs code.
+numba's files are pickle: anyone who can write or replace them runs code.
 """
 
 from __future__ import annotations

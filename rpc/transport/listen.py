@@ -190,7 +190,7 @@ class TcpAcceptor(SocketAcceptor):
     """Listens on host:port; port 0 lets the kernel choose."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        """Bind; arguments and errors as of `bound_tcp`."""
+        """Bind; for arguments and errors see `bound_tcp`."""
         sock = bound_tcp(host, port, limits)
         super().__init__(sock, limits)
         self.port: int = sock.getsockname()[1]

@@ -276,7 +276,7 @@ class FrameChannel:
         *,
         more: bool = False,
     ) -> None:
-        """Send one whole frame; arguments as of `FrameWriter.queue`.
+        """Send one whole frame; arguments: see `FrameWriter.queue`.
 
         Raises:
             DeadlineExceeded: the peer takes the bytes too slowly.
