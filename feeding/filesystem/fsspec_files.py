@@ -330,7 +330,7 @@ class FsspecReader(RemoteReader):
             try:
                 now = self._version_now()
             except OSError:
-                if is_damaged:  # it is told, if no server tells that it is another version's bytes
+                if is_damaged:  # reported: no server says that the bytes are another version's
                     return
                 raise
             self._compare(now)
@@ -402,7 +402,7 @@ def _is_directory(info: dict[str, Any]) -> bool:
 
 
 def _status(path: str, info: dict[str, Any]) -> FileStatus:
-    """Return what a package tells of a path.
+    """Return what a package reports of a path.
 
     Raises:
         PathError: it is a file whose size is not reported; an empty one would have no rows.
@@ -422,7 +422,7 @@ def _status(path: str, info: dict[str, Any]) -> FileStatus:
 
 
 def _version(info: dict[str, Any]) -> str:
-    """Return a file's version from what its package tells; packages have no common name for it."""
+    """Return a file's version as its package reports it; packages have no common name for it."""
     for key in ("generation", "ETag", "etag", "e_tag"):
         if info.get(key):
             # Some stores have it in quotes, but not in listings.

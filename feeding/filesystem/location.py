@@ -97,7 +97,7 @@ def parse(text: str | os.PathLike[str]) -> Location:
     if not isinstance(given, str) or not given:
         raise PathError(f"a path must be a non-empty str, got {given!r}")
     if "\0" in given:
-        raise PathError(f"{shown(given)} is no path: it holds a NUL")
+        raise PathError(f"{shown(given)} is not a path: it holds a NUL")
     given = two_slashes(given)
     match = _SCHEME.match(given)
     if match is None:

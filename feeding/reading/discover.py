@@ -104,7 +104,7 @@ def named_once(paths: Path | Iterable[Path]) -> list[str]:
     """Return paths as `path_list` does, none of them twice.
 
     Raises:
-        FeedSettingsError: as of `path_list`, or one is there twice: its files are read once.
+        FeedSettingsError: see `path_list`; or a path is named twice, but files are read once.
     """
     texts = path_list(paths)
     seen: set[str] = set()

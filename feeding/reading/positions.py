@@ -93,7 +93,7 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     """Path as `without_directory` returns it."""
     size_bytes: int
     version: str = ""
-    """See FileStatus; empty: unknown, as of files of a host and in older checkpoints."""
+    """See FileStatus; empty: unknown, as for a host's files and in older checkpoints."""
 
 
 class Course(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):

@@ -43,7 +43,7 @@ def credential_names(environ: Mapping[str, str]) -> str:
 def keytab_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return principal and path of the user's keytab; None: tokens or a ticket are used.
 
-    A keytab outlives all tokens: who names one wants it, also where YARN has set a token file.
+    A keytab outlives all tokens: a user who names one wants it, even if YARN has set a token file.
 
     Args:
         environ: may name a keytab; `next_step` reports one that cannot be read.

@@ -232,7 +232,7 @@ class Footer:
             return str(column.path_in_schema)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path}: row group {group}: the name of a column is no text: {error}; the "
+                f"{self.path}: row group {group}: the name of a column is not text: {error}; the "
                 "file is damaged"
             ) from None
 

@@ -80,7 +80,7 @@ def struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
 
 
 def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
-    """Read a list; text and booleans are passed over."""
+    """Read a list; text and booleans are skipped."""
     head = data[at]
     kind, count = head & 15, head >> 4
     at += 1

@@ -371,7 +371,7 @@ def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
 
 @kernel
 def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
-    """Copy a column's integers to out[offsets[i]:], int64[items]; arguments as of `copy_floats`.
+    """Copy a column's integers to out[offsets[i]:], int64[items]; arguments: see `copy_floats`.
 
     Returns:
         The index of a record with a varint of more than ten bytes, -1 if there is none.
