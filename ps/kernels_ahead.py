@@ -39,7 +39,7 @@ class _Compilation:
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
-        """When its kernels were asked for first."""
+        """When its kernels were first requested."""
         self.is_ended = False
         self.failed = ""
         """Why it failed; empty if it did not, or has not ended."""
@@ -56,7 +56,7 @@ class KernelsAhead:
         self._rank = rank
         self._changed = threading.Condition()
         self._newest: dict[str, _Compilation] = {}
-        """By manifest's hash. Requests keep the one that they wait for: all of them get its end."""
+        """The newest one by manifest hash. Requests keep the one they wait for, so all get its end."""
 
     def compile(self, manifest: Manifest, deadline_s: float, is_gone: Callable[[], bool]) -> float:
         """Begin unless it has begun, and wait a while; return for how many seconds it has run.

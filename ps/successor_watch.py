@@ -27,7 +27,7 @@ HANG_S = 5.0
 """Requests wait for a look this long, and for none after it until the directory answers again. The
 failover of a server for files takes seconds; clients wait a minute for an answer."""
 _PERIOD_S = 0.2
-"""Between two looks; shorter than LOOK_S, so that few requests wait for one."""
+"""Seconds between two looks; shorter than LOOK_S, so that few requests wait for one."""
 _SLICE_S = 0.1
 """One wait of a request for a look; a longer one was a suspended process."""
 

@@ -393,7 +393,7 @@ class _Look:
 
     storage: Storage
     steps: Sequence[int]
-    """On disk when it began, newest first."""
+    """Steps on disk when it began, newest first."""
     is_last: bool
     is_told: bool
     strict: bool

@@ -44,7 +44,7 @@ LOOK_S = 0.5
 Its successor waits as long before it serves. Longer than the time between two looks."""
 
 REPAIR_S = 5.0
-"""Between two attempts to write a copy again; a full disk is not asked more often."""
+"""Seconds between two attempts to rewrite a copy; a full disk is not tried more often."""
 _REFUSAL = "does not serve; stop one of them"
 
 
@@ -89,7 +89,7 @@ class GenerationFence:
         self._mine = msgspec.structs.replace(self._mine, number=self._next_number())
         owner = f"{self.server}, start {self.number}, {secrets.token_hex(4)}"
         self._turn = Lease(storage, owner, name=f"{self._names[0]}.lease", refusal=_REFUSAL)
-        """To write the copies; one object, so that later attempts go on with a wait."""
+        """Lease to write the copies; one object, so that later attempts continue a wait."""
 
     def claim(self, endpoint: Endpoint | None = None) -> None:
         """Take the number, once this process can serve; a process with a lower number ends.

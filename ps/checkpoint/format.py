@@ -93,7 +93,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that existed when its run resumed from an older one: not in this run's history, even if
     their numbers are greater."""
     score: Score | None = None
-    """None: it was not measured. Versions that know no scores pass it over."""
+    """Score of the parameters; None: not measured. Versions without scores ignore it."""
 
     @property
     def is_delta(self) -> bool:

@@ -107,7 +107,7 @@ def read_holder(data: bytes | None) -> Holder | None:
 
 
 class Silence:
-    """For how long what is seen has been the same, looked at again and again.
+    """How long what is seen has been the same, over repeated looks.
 
     A look counts for as much as a few polls at most: a file system that was away has shown nothing
     meanwhile, and a holder could not write.
@@ -160,7 +160,7 @@ class JobLife:
         self._tokens: set[str] | None = None
         """The tokens as last listed; None: not listed yet."""
         self._silences: dict[str | None, Silence] = {}
-        """By token of what cannot be seen from here; None: the lease and its creator's beat."""
+        """Silences by token of what is unseen here; None: the lease and its creator's beat."""
         self.process: Holder | None = None
         """The one that lives, or that may; None: the lease was not readable."""
         self.silent_s = 0.0

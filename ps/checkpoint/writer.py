@@ -94,7 +94,7 @@ class Portion:
     """Part of a shard to write."""
 
     is_unchanged: Callable[[int], bool] = lambda _: False
-    """For a delta: whether its base has this bucket unchanged; called before each copy."""
+    """Whether a delta's base has this bucket unchanged; called before each copy."""
     segments: Sequence[SegmentSource] = ()
     """Segments of every table, in the manifest's order; copied after the buckets."""
 

@@ -40,7 +40,7 @@ class LinkStats(msgspec.Struct, frozen=True):
     """Bytes sent, with frames' headers and what was sent again; without handshakes."""
     bytes_in: int = 0
     latencies: dict[str, Latency] = {}
-    """By kind of request (`push`, `pull`, `lookup`, …): from the call's beginning to its answer,
+    """Latency by kind of request (`push`, `pull`, `lookup`, …): from the call to its answer,
     with all waiting for other workers and all that was sent again."""
 
     def added(self, other: LinkStats) -> LinkStats:

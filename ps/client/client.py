@@ -194,7 +194,7 @@ class PSClient:
         return self._ask(messages.Describe(), Description)
 
     def server_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server answers now; a restarted one has gone back.
+        """Return which start of each server answers now, by rank; a restarted one has gone back.
 
         Servers that are started by hand without checkpoints always answer 0.
         """
@@ -204,7 +204,7 @@ class PSClient:
 
     @property
     def saved_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server the last `save` holds; asks nobody."""
+        """Which start of each server the last `save` holds, by rank; sends no request."""
         return self._servers.separate("saves").generations
 
     def seed(

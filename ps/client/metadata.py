@@ -32,7 +32,7 @@ class RunNotes:
         self.lock = threading.Lock()
         """Held while one is sent: an older text must not come behind a newer one."""
         self.texts: dict[str, bytes] = {}
-        """By name."""
+        """Texts by name."""
 
 
 class MetadataClient:

@@ -115,7 +115,7 @@ class ExchangeTimes(NamedTuple):
     reconnect_s: float
     """A server that cannot be reached for this long is gone."""
     restore_s: float
-    """For how long a server that restores is asked again."""
+    """How long a server that restores is asked again."""
 
     @property
     def longest_s(self) -> float:

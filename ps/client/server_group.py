@@ -164,11 +164,11 @@ class ServerGroup:
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server gave the last answer; asks nobody."""
+        """Which start of each server gave the last answer, by rank; sends no request."""
         return tuple(link.generation for link in self.links)
 
     def num_applied(self) -> Sequence[int]:
-        """By rank, how many requests that change parameters each server has acknowledged."""
+        """How many changes of parameters each server has acknowledged, by rank."""
         return [link.acked_updates for link in self.links]
 
     def ask(

@@ -268,7 +268,7 @@ class Gate(Generic[Gradient]):
         self.lookups = WaitingLookups(self._new_bell)
         self.rows = RowGate(self, policy)
         self._arriving: dict[int, PendingPush[Gradient]] = {}
-        """By its id(), each push that a thread reads and applies bucket by bucket."""
+        """Pushes by id() that a thread reads and applies bucket by bucket."""
         self._recovery = ClockRecovery(policy, self._waiting)
         self._away: set[WorkerRank] = set()
         """Lost workers of which no newer attempt has come yet; see take_back."""

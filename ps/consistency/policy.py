@@ -60,7 +60,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget what this worker has staged, and let its pushes wait no longer: it is gone."""
+    """Forget what this worker has staged, and end the wait of its pushes: it is gone."""
 
     worker: WorkerRank
 

@@ -119,7 +119,7 @@ class PendingPush(Generic[Gradient]):
     id: RequestId
     rows: int
     hyper: Hyper | None
-    """None: a null push."""
+    """Learning rate and scalars; None: a null push."""
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     acked_clock: int = 0
@@ -224,7 +224,7 @@ class WaitingPushes(Generic[Gradient]):
         self._tracker = tracker
         self._updates = updates
         self.pushes: dict[RequestId, PendingPush[Gradient]] = {}
-        """By their names."""
+        """Pushes by name."""
 
     def give_up(self, clock: int) -> set[WorkerRank]:
         """Take the gradients from the pushes for this clock or before: a restore has undone it.

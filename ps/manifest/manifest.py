@@ -356,7 +356,7 @@ class Hyper(msgspec.Struct, frozen=True):
 
     learning_rate: float
     scalars: dict[str, tuple[float, ...]] | None = None
-    """By group name: the step's scalars of the group's rule, in the order of
+    """The step's scalars by group name, for the group's rule, in the order of
     `ps.optim.rules.rule_of(config).step_scalars` (Adam: alpha; SGD: none), computed by the
     pusher in the group's dtype. The server uses them as they are, which makes one sync worker equal
     to Keras bit for bit; without them it computes them from the learning rate and its steps."""

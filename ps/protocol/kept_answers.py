@@ -46,7 +46,7 @@ class KeptAnswers(Generic[Answer]):
         self._max_bytes = max_bytes
         self._max_keys = max_keys
         self._known: dict[str, Answer | None] = {}
-        """In the order of their coming; None: the answer is forgotten."""
+        """Answers in the order of arrival; None: the answer is forgotten."""
         self._series: dict[str, _Series] = {}
         self._num_answers = self._nbytes = 0
 

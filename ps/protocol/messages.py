@@ -158,7 +158,7 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
     manifest_hash: Digest
     averages: bool = False
-    """For their moving averages instead, where the group's rule keeps them."""
+    """Whether to answer with the moving averages instead, if the group's rule keeps them."""
 
 
 class PullFrozen(msgspec.Struct, frozen=True, tag="pull_frozen"):
@@ -203,7 +203,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     """The worker's own last pushes that its parameters did not contain; see
     ps.consistency.staleness."""
     metadata: AttachedMetadata | None = msgspec.field(default=None, name="note")
-    """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
+    """Metadata to keep with the gradient: a checkpoint has both, or neither."""
     tables: RowExchange | msgspec.UnsetType = msgspec.UNSET
     """Left out on the wire by a push without rows."""
 
@@ -339,9 +339,9 @@ class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
     base: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z-]{0,64}\Z")] = ""
     """The save that this one adds to: buckets that it holds unchanged are left out."""
     clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
-    """None: now."""
+    """Clock of the snapshot; None: now."""
     wait_s: Seconds = 0.0
-    """For that clock, or for a clipped push that is between its two rounds."""
+    """Seconds to wait for that clock, or for a clipped push that is between its two rounds."""
     as_it_is: bool = False
     """Wait for no round: nobody is left who would bring it."""
 
@@ -352,7 +352,7 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
     directory: DirectoryName
     save_id: SaveId
     wait_s: Seconds = 0.0
-    """For another save that is being written."""
+    """Seconds to wait for another save that is being written."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
@@ -479,7 +479,7 @@ class Scanned(msgspec.Struct, frozen=True):
 
     num_rows: int
     stop: int
-    """Where to go on; 0: the segment has no more."""
+    """Where to continue; 0: the segment has no more rows."""
     num_segments: int
     """Number of the table's segments at this server."""
     start: int

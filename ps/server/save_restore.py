@@ -73,7 +73,7 @@ class SavedVersions:
     def __init__(self) -> None:
         self._by_save: OrderedDict[str, dict[UnitKey, int]] = OrderedDict()
         self._num_changes: dict[str, int] = {}
-        """By save; replaced as a whole, for it is read without a lock."""
+        """Number of changes by save; replaced as a whole, as it is read without a lock."""
 
     def of(self, save_id: str) -> Mapping[UnitKey, int]:
         """Return `ShardSnapshot.versions` of a save; none for one that is not known here."""
@@ -282,7 +282,7 @@ class RestoreTurns:
         self._changed = threading.Condition()
         self._under_way: messages.Restore | None = None
         self.by: Attempt | None = None
-        """For whom it is read: the newest process that has asked for the same."""
+        """The newest process that has asked for this restore."""
         self.num_waiting = 0
 
     @contextmanager

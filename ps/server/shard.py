@@ -75,7 +75,7 @@ SEND_BYTES = 4 << 20
 """A part of a push_pull's reply; smaller parts cost a header and a system call each."""
 
 REFUSALS = (NonFiniteGradient, PackingError, TableFull, IdError)
-"""For what is in a push: it counts as present, so barriers stay whole."""
+"""Refusals of a push's content: the push counts as present, so barriers stay whole."""
 
 
 class ServingShard:

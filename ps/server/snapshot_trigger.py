@@ -40,9 +40,9 @@ class SnapshotRequest:
     base: Mapping[UnitKey, int]
     """See ps.checkpoint.snapshot.ShardSnapshot."""
     clock: int | None = None
-    """When; None: now."""
+    """Clock of the snapshot; None: now."""
     as_it_is: bool = False
-    """Also when something reduced is missing in the parameters, and will be missing in the save."""
+    """Whether to save even if reduced gradients are missing in the parameters and the save."""
     is_done: bool = False
     """Whether it is clear what comes of it."""
 

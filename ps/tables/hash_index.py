@@ -278,7 +278,7 @@ class HashIndex:
 
     def __init__(self) -> None:
         self.key = new_key()
-        """For the loops that remove rows."""
+        """Key for the loops that remove rows."""
         self._slots: Array = np.zeros(MIN_SLOTS, np.uint64)
         self._num_rows = 0
         self._larger: Array | None = None

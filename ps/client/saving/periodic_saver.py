@@ -36,7 +36,7 @@ _EXPECTED = (PSError, RpcError, OSError)
 """Any other failure, as in a process without threads or memory, is tried again too, and logged with
 its traceback: the end of this thread would be the end of all saves."""
 _RETRY_S = 1.0
-"""After the first save that failed; doubled with each further one, up to the plan's period."""
+"""Pause after the first failed save; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
 _ASKED_TRIES = 4
 """Tries of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server to restart."""
@@ -52,7 +52,7 @@ class Period:
     every_s: float
     """Seconds between saves."""
     every_steps: int = 0
-    """Also after this many updates of the dense parameters; 0: by time alone."""
+    """Save also after this many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
     timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
     """Timeout of one save."""
