@@ -28,7 +28,7 @@ class Limits:
     max_reply_bytes: int = 1 * _MiB
     """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
     handshake_timeout_s: float = 5.0
-    """From accepting a connection to its proof; after that the connection is closed."""
+    """Time from accepting a connection to its proof; after that the connection is closed."""
     max_handshakes: int = 1024
     """Connections that have not proved themselves yet; one more closes the oldest. At most
     `spare_descriptors()`."""
