@@ -31,7 +31,7 @@ class FileStatus:
     """Status of a path."""
 
     path: str
-    """With its scheme."""
+    """Path with its scheme."""
     size_bytes: int
     """0 for a directory."""
     is_directory: bool
@@ -66,11 +66,11 @@ class RangeReader(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """When it was opened."""
+        """Size when it was opened."""
 
     @property
     def version(self) -> str:
-        """When it was opened; see FileStatus."""
+        """Version when it was opened; see FileStatus."""
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return a range of the file.

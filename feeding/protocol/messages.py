@@ -51,14 +51,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     """A feeder asks for the state of a feed, and may claim a partition or reopen an epoch."""
 
     version: int = VERSION
-    """In the first place for good; see decode_request."""
+    """Version of the protocol, always the first field; see decode_request."""
     feed: Name
     epoch: Count = 0
     partition: Count = 0
     exactly_once: bool = False
     """Report the accepted rows of this partition, and accept it from this attempt only."""
     attempt: Count = 0
-    """With exactly_once: the random number of this attempt to feed the partition."""
+    """Random number of this attempt to feed the partition, with exactly_once."""
     reopen: Count = 0
     """Reopen this epoch for this round of feeding lost rows again, unless its end was read or the
     round is over; 0: nothing is fed again."""
@@ -69,7 +69,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     chunk: ChunkMeta
     attempt: Count = 0
-    """With exactly_once: the attempt that feeds the chunk; see Hello."""
+    """The attempt that feeds the chunk, with exactly_once; see Hello."""
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):

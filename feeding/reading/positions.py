@@ -39,8 +39,8 @@ class Front(msgspec.Struct, frozen=True, array_like=True):
     """Which splits of a part are being read, and how far."""
 
     lanes: tuple[tuple[Count, Count], ...] = ()
-    """In the order of their turns: index of the split in the part, and how many of its rows were
-    read."""
+    """Lanes in the order of their turns: index of the split in the part, and how many of its rows
+    were read."""
     begun: Count = 0
     """Splits of the part that were begun, those that have ended included."""
 

@@ -43,7 +43,7 @@ class SourceFile:
     held_bytes: int = field(default=0, compare=False)
     """Memory, about, that reading one piece of it holds."""
     version: str = field(default="", compare=False)
-    """When it was listed; see FileStatus."""
+    """Version when it was listed; see FileStatus."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

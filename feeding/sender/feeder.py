@@ -117,7 +117,7 @@ class FeedReport:
     lost: tuple[LostWorker, ...] = ()
     """Workers whose connection ended before the partition's end, also without rows to send."""
     accepted: dict[int, bytes] = field(default_factory=dict)
-    """By worker, lost ones included: packed `feeding.protocol.row_ranges.AcceptedRows`."""
+    """Packed `feeding.protocol.row_ranges.AcceptedRows` by worker, lost ones included."""
     ways: tuple[str, ...] = ()
     """The transport to each connected worker: shared memory, socket or network."""
     unsent: tuple[Span, ...] = ()

@@ -34,7 +34,7 @@ class Shuffle:
     """Order of one feed's rows."""
 
     seed: int
-    """From 0 to 2**64 - 1."""
+    """Seed from 0 to 2**64 - 1."""
     window_rows: int = 1
     """Rows per permuted window, which the feed task holds in memory. 1: only the order of the
     partitions changes."""

@@ -131,7 +131,7 @@ class ParquetPlan:
             and name not in request.shapes
         )
         self._julian: dict[str, list[StoredColumn]] = {}
-        """By file, the columns of dates and timestamps that may be of the Julian calendar."""
+        """Columns of dates and timestamps that may use the Julian calendar, by file."""
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # raises for a type that cannot be read
