@@ -56,7 +56,7 @@ class KernelsAhead:
         self._rank = rank
         self._changed = threading.Condition()
         self._newest: dict[str, _Compilation] = {}
-        """The newest one by manifest hash. Requests keep the one they wait for, so all get its end."""
+        """The newest one by manifest hash. Requests keep theirs, so all get its end."""
 
     def compile(self, manifest: Manifest, deadline_s: float, is_gone: Callable[[], bool]) -> float:
         """Begin unless it has begun, and wait a while; return for how many seconds it has run.
