@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
     ),
     "answers without their index": (messages.BringAnswers(9), [bytes(8)], "shape", "9 bytes was"),
     "answers without an index": (messages.BringAnswers(8), [bytes(8)], "settings", "not an index"),
-    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 is done"),
+    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 of worker 0"),
 }
 
 
