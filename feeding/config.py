@@ -39,7 +39,8 @@ class FeedConfig:
     """A feeder fails when no worker consumes anything for this long. Raise it for slow steps."""
 
     starve_timeout_s: float = 259_200.0
-    """A consumer fails when it gets nothing for this long: the last resort, three days. A stopping
+    """A consumer fails when it gets nothing for this long: the last resort, three days. The workers
+    of a cluster wait without it: their supervisor ends them once no driver is left. A stopping
     cluster ends the wait at once."""
 
     connect_timeout_s: float = 10.0

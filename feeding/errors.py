@@ -158,21 +158,7 @@ class FeedClosed(FeedError):
     code = "feed_closed"
 
 
-_BY_CODE: dict[str, type[FeedError]] = {
-    kind.code: kind
-    for kind in (
-        FeedError,
-        FeedSettingsError,
-        RowError,
-        SchemaError,
-        ChunkError,
-        LateChunk,
-        ResultCountError,
-        FeedTimeout,
-        NoWorkerLeft,
-        FeedClosed,
-    )
-}
+_BY_CODE = {kind.code: kind for kind in FeedError.__subclasses__()}
 
 
 def from_remote(error: RemoteError, peer: str) -> FeedError:

@@ -4,7 +4,8 @@ Why: msgspec learns a type when it first decodes it, and two threads that are th
 types with a struct in common can meet one that is half learned: the process dies by SIGSEGV (seen
 with msgspec 0.22 when two workers' first requests came at the same time).
 
-Covers: every decoding in this room.      Does not: turn errors into ours; see UNREADABLE.
+Covers: every decoding in this room.
+Does not: turn errors into ours; see rpc.errors.UNREADABLE.
 Threads: any.
 """
 
@@ -15,10 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of a peer that it cannot decode: the last two for text that is not
-UTF-8 and for nesting, both met by fuzzing."""
-
 Kind = TypeVar("Kind")
 _making = threading.Lock()
 _msgpack_decoders: dict[type, Any] = {}
@@ -26,7 +23,7 @@ _json_decoders: dict[type, Any] = {}
 
 
 def msgpack(data: bytes | memoryview, kind: type[Kind]) -> Kind:
-    """Return what msgpack `data` holds, or raise one of UNREADABLE.
+    """Return what msgpack `data` holds, or raise one of rpc.errors.UNREADABLE.
 
     Args:
         data: bytes that anybody may have written.
@@ -41,7 +38,7 @@ def msgpack(data: bytes | memoryview, kind: type[Kind]) -> Kind:
 
 
 def json(data: bytes, kind: type[Kind]) -> Kind:
-    """Return what JSON `data` holds, or raise one of UNREADABLE.
+    """Return what JSON `data` holds, or raise one of rpc.errors.UNREADABLE.
 
     Args:
         data: bytes that anybody may have written.

@@ -145,7 +145,7 @@ class TableFull(PushError):
 class StaleGeneration(PushError):
     """The push came from an attempt of a worker that a newer attempt has replaced."""
 
-    code = "stale_incarnation"
+    code = "stale_generation"
 
 
 class SequenceGap(PushError):

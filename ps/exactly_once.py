@@ -52,22 +52,19 @@ MAX_SEQUENCE = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
-class SessionRecord(msgspec.Struct, frozen=True, rename={"generation": "incarnation"}):
-    """One session's record as a checkpoint keeps it, read bucket by bucket with the values.
-
-    Checkpoints know `generation` by its older name.
-    """
+class SessionRecord(msgspec.Struct, frozen=True):
+    """One session's record as a checkpoint keeps it, read bucket by bucket with the values."""
 
     worker: Count
     generation: Count
     session: Count
     applied: tuple[Count, ...]
     """Per bucket the sequence last applied there; empty: no request was half applied."""
-    completed: Count = 0
+    completed: Count
     """The last one done at the snapshot: all there is to know where `applied` is empty."""
-    updates: Count = 0
+    updates: Count
     """How many of its requests have changed parameters."""
-    restores: Count = 0
+    restores: Count
     """How many restores it has gone through since its client's last request."""
 
 

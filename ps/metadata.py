@@ -21,8 +21,8 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from ps import codec
-from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError
+from rpc.errors import UNREADABLE
 
 MAX_ENTRIES = 4096
 MAX_ENTRY_BYTES = 1 << 20

@@ -24,6 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes of a peer that it cannot decode: the last two for text that is not
+UTF-8 and for nesting, both met by fuzzing."""
+
 
 class TFOSError(Exception):
     """Base of every error that tfos raises."""

@@ -253,7 +253,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 or a DStream, whose batches are fed as they come (returns None at once).
             num_epochs: how often, 0 or more; each epoch reads the data again. 0 means 10, and once
                 for each batch of a DStream.
-            feed_timeout: seconds without any worker taking a row until feeding fails.
+            feed_timeout: seconds without any worker taking a row until a feed task fails. Spark
+                repeats it, `spark.task.maxFailures` times in all (4), before feeding fails.
             qname: which feed.
             columns: of a DataFrame, in this order; None: all of them.
             nulls: missing values of a DataFrame: "error" refuses them; a value fills the columns
@@ -390,10 +391,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                 failure = finish_stream(
                     ssc, self._coordinator, self._reserved.console, timeout_s=timeout_s
                 )
-            with self._streams.stopped(timeout_s):
+            with self._streams.stopped(timeout_s, failure):
                 self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
-            if failure is not None:
-                raise failure
 
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))
@@ -445,6 +444,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             self.shutdown()
         else:
             self.abort(f"the driver's program raised {type(error).__name__}")
+            if not isinstance(error, KeyboardInterrupt):  # for which pyspark cancels the node jobs
+                self._ending.tell_failure()
 
     def __repr__(self) -> str:
         return f"TFCluster({self.cluster_id!r}, {self._reserved.plan}, {self.phase.name})"

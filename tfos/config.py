@@ -41,7 +41,8 @@ class Checkpoints:
 
     The chief saves while training goes on: once the servers hold parameters, then periodically, and
     when its main_fun has returned, each time if anything has changed. A failed save is a warning in
-    the log and never ends the training.
+    the log, at the driver too after four in a row or if it is the last one; it never ends the
+    training.
     """
 
     directory: str
@@ -289,7 +290,7 @@ class ClusterConfig:
     """Show progress and the nodes' output on the driver's standard error."""
     show_details: bool = False
     """Show there what tfos says of itself too: its INFO lines in the nodes' logs, which files have
-    them anyway, and the routes of rows."""
+    them anyway, and the transports of rows."""
 
     @property
     def replaces_nodes(self) -> bool:

@@ -14,6 +14,9 @@ import msgspec
 
 from rpc.field_texts import with_field_texts
 
+TENSORFLOW_ERRORS = "tensorflow.python.framework.errors_impl"
+"""The module of TensorFlow's own errors."""
+
 
 class NodeId(msgspec.Struct, frozen=True):
     """One node: role and index in the plan, and the attempt that Spark is at."""

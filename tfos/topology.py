@@ -24,6 +24,8 @@ from tfos.errors import SettingsError, UnsupportedError
 PS_ROLE = "ps"
 CHIEF_ROLES = ("chief", "master")
 WORKER_ROLE = "worker"
+TRAINING_ROLES = (*CHIEF_ROLES, WORKER_ROLE)
+"""Roles whose nodes wait for each other."""
 EVALUATOR_ROLE = "evaluator"
 ServersOf: TypeAlias = Literal["tfos", "tensorflow"]
 """Whose parameter servers the nodes `ps:N` are."""

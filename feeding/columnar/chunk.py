@@ -25,8 +25,6 @@ import numpy.typing as npt
 from feeding.columnar.schema import DTYPES, Name, Schema, numpy_dtype
 from feeding.errors import ChunkError
 
-BAD_META = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes from a peer; the last two are no MsgspecErrors."""
 MAX_ROWS = 1 << 24
 """Most rows of a chunk; bounds columns whose rows take no bytes."""
 _ALIGNMENT = 8

@@ -24,12 +24,13 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from feeding.columnar.chunk import BAD_META, ChunkMeta, Count
+from feeding.columnar.chunk import ChunkMeta, Count
 from feeding.columnar.schema import Name
 from feeding.errors import ChunkError
+from rpc.errors import UNREADABLE
 from rpc.limits import Limits
 
-VERSION = 5
+VERSION = 1
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 LIMITS = Limits(max_meta_bytes=1 << 20)
@@ -42,7 +43,7 @@ Meta = TypeVar("Meta")
 
 
 class _HelloHead(msgspec.Struct, frozen=True, array_like=True, tag="Hello"):
-    """What a Hello of every version from 5 on begins with, so that each can tell another."""
+    """What a Hello of every version begins with, so that each can tell another."""
 
     version: int
 
@@ -164,8 +165,8 @@ def decode_request(meta: bytes) -> Request:
     """
     try:
         return _REQUEST.decode(meta)
-    except BAD_META as error:
-        with suppress(*BAD_META):
+    except UNREADABLE as error:
+        with suppress(*UNREADABLE):
             check_version(_HELLO_HEAD.decode(meta).version)
         raise ChunkError(f"not a feed request: {error}; {_ONE_VERSION}") from error
 
@@ -184,7 +185,7 @@ def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[by
     def decode(meta: bytes) -> Meta:
         try:
             return decoder.decode(meta)
-        except BAD_META as error:
+        except UNREADABLE as error:
             raise ChunkError(f"not {what}: {error}") from error
 
     return decode

@@ -30,7 +30,7 @@ from feeding.errors import FeedSettingsError, FileChanged
 from feeding.filesystem.interface import is_other
 from feeding.reading import splits
 from feeding.reading.host_paths import without_directory
-from feeding.reading.splits import SourceFile, Split
+from feeding.reading.splits import UNTOLD, SourceFile, Split
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -62,15 +62,14 @@ class EpochPosition(msgspec.Struct, frozen=True, array_like=True):
     end: Front = UNBEGUN
     """Where the window ends."""
     width: Count = 0
-    """Most splits read side by side in the window; 0: as many as `front` has lanes. Positions of
-    releases that named windows by whole paths have none."""
+    """Most splits read side by side in the window; 0: no window is begun."""
 
 
 Stop = tuple[EpochPosition, ...]
 """The places of all readers of a run when it stopped."""
 
 
-class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
+class Position(msgspec.Struct, frozen=True):
     """Position of one reader of a run, as a checkpoint stores it."""
 
     files: str
@@ -82,8 +81,10 @@ class Position(msgspec.Struct, frozen=True, rename={"run_number": "generation"})
     worker: int
     num_workers: int
     place: EpochPosition
-    versions: str = ""
-    """The `versions` of the files; empty: unknown, as in older checkpoints."""
+    versions: str
+    """The `versions` of the files; empty: unknown."""
+    choice: str
+    """The `choice` of the files; empty: not compared."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -93,10 +94,10 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     """Path as `without_directory` returns it."""
     size_bytes: int
     version: str = ""
-    """See FileStatus; empty: unknown, as for a host's files and in older checkpoints."""
+    """See FileStatus; empty: unknown, as of files of a host."""
 
 
-class Course(msgspec.Struct, frozen=True, rename={"run_number": "generation"}):
+class Course(msgspec.Struct, frozen=True):
     """What the readers of a run need of the runs that it continues."""
 
     run_number: int = 0
@@ -227,8 +228,13 @@ def course_after(
 def fingerprint(files: Iterable[SourceFile]) -> str:
     """Return a hash of the files' paths, sizes and rows; equal for copies on other hosts."""
     named = without_directory(files)
-    found = [(file.path, file.size_bytes, file.piece_rows) for file in named]
-    return _digest(found, 12)
+    return _digest([(file.path, file.size_bytes, file.piece_rows) for file in named], 12)
+
+
+def choice(files: Iterable[SourceFile]) -> str:
+    """Return a hash of which rows of the files are read; empty: they do not tell."""
+    told = sorted({file.choice for file in files})
+    return "" if UNTOLD in told else _digest(told, 12)
 
 
 def versions(files: Iterable[SourceFile]) -> str:
@@ -293,6 +299,12 @@ def _check_same(saved: Position, reader: Position) -> None:
             "reading cannot continue: the files, their sizes or their rows have changed since the "
             f"position was saved (fingerprint {saved.files}, now {reader.files}), or equal_steps() "
             "is used only then or only now"
+        )
+    if saved.choice and reader.choice and saved.choice != reader.choice:
+        raise FileChanged(
+            "reading cannot continue: the position was saved with another filter, CSV header or "
+            f"quoting (fingerprint {saved.choice}, now {reader.choice}), which leave other rows. "
+            "Read the files as then, or start under another name"
         )
     if is_other(saved.versions, reader.versions):
         raise FileChanged(

@@ -25,6 +25,7 @@ from feeding.reading.positions import (
     Course,
     EpochPosition,
     Position,
+    choice,
     fingerprint,
     versions,
     work_of,
@@ -100,6 +101,7 @@ class DirectReader:
             num_workers,
             EpochPosition(course.first_epoch),
             versions(self._files),
+            choice(self._files),
         )
 
     @property

@@ -70,11 +70,11 @@ class Order:
     window: int
     """Rows per shuffled window; 1: no shuffling."""
     epoch: int
-    width: int = 1
+    width: int
     """Splits read side by side."""
-    window_bytes: int = 1 << 62
+    window_bytes: int
     """A window ends before it exceeds them."""
-    directory: str = ""
+    directory: str
     """The files' common directory on this host, which is no part of a window's name."""
 
 
@@ -112,7 +112,7 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
         FileChanged: a split has fewer rows than earlier runs have read from it.
     """
     # A window that was begun is read as it was, with as many lanes.
-    width = (part.width or len(part.front.lanes)) if part.taken else order.width
+    width = part.width if part.taken else order.width
     lanes = Lanes(source, part, width, turn_rows(order.window))
     if order.window > 1:
         yield from _windows(lanes, part, number, order)
@@ -176,8 +176,7 @@ def _window(
     rows = num_rows(columns)
     split, row = start.front.lanes[0]
     first = part.splits[split]
-    # A position that has no width is of a release that named windows by whole paths.
-    path = below(order.directory, first.path) if start.width else first.path
+    path = below(order.directory, first.path)
     name = (zlib.crc32(path.encode()), first.piece or 0, first.start, row)
     generator = np.random.default_rng([abs(order.seed or 0), order.epoch, *name])
     numbers = generator.permutation(rows)[start.taken :]

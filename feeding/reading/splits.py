@@ -25,6 +25,8 @@ PIECE_BYTES = 32 * MIB
 MOST_PIECES = 8
 """Most pieces in one split without shuffling. A reader that continues inside a split reads the
 split's beginning again to find its place."""
+UNTOLD = "?"
+"""A choice of rows that has no text."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +45,10 @@ class SourceFile:
     held_bytes: int = field(default=0, compare=False)
     """Memory, about, that reading one piece of it holds."""
     version: str = field(default="", compare=False)
-    """Version when it was listed; see FileStatus."""
+    """When it was listed; see FileStatus."""
+    choice: str = field(default="", compare=False)
+    """Which of its rows are read, as text that is the same in each process; empty: all of them,
+    UNTOLD: not known."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -107,6 +107,8 @@ class Cursor:
 class BatchReader:
     """Reads one feed in batches of exactly `batch_size` rows; only an epoch's last is shorter.
 
+    Its rows are trained: those of an inference are dropped, and their feeder fails.
+
     Args:
         channel: channel of the worker.
         feed: name of the feed.
@@ -144,7 +146,7 @@ class BatchReader:
         if not self.reads_ahead:
             self.settle()
         while missing and self._end is None:
-            item = self._cursor.next(missing, timeout_s)
+            item = self._next(missing, timeout_s)
             if not isinstance(item, ChunkRows):
                 self._end = item
             elif item.num_rows:
@@ -165,6 +167,13 @@ class BatchReader:
             self.settle(ended=end)
         return end
 
+    def _next(self, most_rows: int, timeout_s: float | None) -> ChunkRows | EpochEnd | FeedEnd:
+        item = self._cursor.next(most_rows, timeout_s)
+        if isinstance(item, ChunkRows) and item.chunk.meta.mode == "inference":
+            self._channel.refuse_inference(self._feed, item.num_rows)
+            return ChunkRows(item.chunk, item.stop, item.stop)
+        return item
+
     def begin(self) -> int:
         """Begin or go on to read; return the rows that another reader of the feed has read ahead.
 
@@ -173,9 +182,9 @@ class BatchReader:
         """
         return self._channel.begin_reading(self._feed, self._number)
 
-    def hand(self, receipt: Receipt) -> None:
-        """Note that the trainer has the batch of this receipt."""
-        self._channel.hand(self._feed, receipt)
+    def hand(self, receipt: Receipt, *, with_last: bool = False) -> None:
+        """Note that the trainer has the batch of this receipt; see FeedChannel.hand."""
+        self._channel.hand(self._feed, receipt, with_last=with_last)
 
     def settle(self, keep: int = 0, *, ended: EpochEnd | None = None) -> None:
         """Note that the trainer has finished its batches.
@@ -287,6 +296,8 @@ def _column(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
     ]
     if spec.value == "texts":
         return Ragged(_objects([text for row in values for text in row]), offsets_of(values))
+    if spec.value == "bytearray":  # of Spark 4.0's BinaryType; numpy takes it for numbers
+        values = list(map(bytes, values))
     return _objects(values)
 
 

@@ -239,15 +239,28 @@ class FeedChannel:
                 queue.rows(chunk.meta.epoch).taken_to = chunk.position + stop
                 self._tell_rows(queue, chunk.meta.epoch)
 
-    def hand(self, feed: str, receipt: Receipt) -> None:
+    def refuse_inference(self, feed: str, num_rows: int) -> None:
+        """Drop inference rows that were read by a consumer that trains; their feeder fails.
+
+        Args:
+            feed: name of the feed.
+            num_rows: that were read since the last call.
+        """
+        with self._state.changed:
+            self._state.queue(feed).drop_taken(num_rows)
+            self._state.answers_of(feed).refuse_open()
+            self._state.changed.notify_all()
+
+    def hand(self, feed: str, receipt: Receipt, *, with_last: bool = False) -> None:
         """Note that the trainer has a batch.
 
         Args:
             feed: name of the feed.
             receipt: which rows the batch holds.
+            with_last: it trains none of them: they count together with the batch before.
         """
         with self._state.changed:
-            self._state.queue(feed).hand(receipt)
+            self._state.queue(feed).hand(receipt, with_last=with_last)
 
     def settle(self, feed: str, keep: int = 0, *, ended: int | None = None) -> None:
         """Count the rows that the trainer was given as trained.
@@ -320,6 +333,17 @@ class FeedChannel:
         """Return whether the feed's rows validate another feed."""
         with self._state.changed:
             return self._state.queue(feed).validates
+
+    def is_validated(self, feed: str, epoch: int) -> bool:
+        """Return whether the order that ended an epoch, or a later one, has named rows for it.
+
+        Args:
+            feed: name of the feed.
+            epoch: its newest one that the consumer has ended.
+        """
+        with self._state.changed:
+            validation = self._state.queue(feed).validation
+            return validation is not None and validation.of_epoch >= epoch
 
     def train_rows(self) -> int:
         """Return how many rows the consumer has trained; inference and validation rows apart."""

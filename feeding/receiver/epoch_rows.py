@@ -46,7 +46,7 @@ class EpochStats:
     epoch: int
     accepted_rows: int
     trained_rows: int
-    dropped_rows: int = 0
+    dropped_rows: int
     """All rows before the position `trained_rows` + `dropped_rows` are trained, but these: a reader
     took them and gave them to no trainer, while others trained rows behind them."""
 

@@ -44,14 +44,11 @@ class FeedStats:
     """Unread, read ahead, or at the trainer."""
     unread_bytes: int
     starved_s: float
-    epoch: int
-    """The epoch that the consumer reads or will read next."""
     epochs_done: int
-    draining: bool
+    is_drained: bool
     is_terminated: bool
-    """It is draining because the consumer has terminated this feed; otherwise all feeds ended."""
-    finished: bool
-    epochs: tuple[EpochStats, ...] = ()
+    """It is drained because the consumer has terminated this feed; otherwise all feeds ended."""
+    epochs: tuple[EpochStats, ...]
     """The last epochs, the newest last."""
 
 
@@ -329,11 +326,24 @@ class FeedQueue:
         if not self.draining:
             self.taken_rows += num_rows
 
-    def hand(self, receipt: Receipt) -> None:
-        """Note that the trainer has a batch; ignored while draining."""
+    def drop_taken(self, num_rows: int) -> None:
+        """Count inference rows that were read as dropped; while draining they are by now."""
+        if not self.draining:
+            self.dropped_rows += num_rows
+
+    def hand(self, receipt: Receipt, *, with_last: bool = False) -> None:
+        """Note that the trainer has a batch; ignored while draining.
+
+        Args:
+            receipt: which rows the batch holds.
+            with_last: it trains none of them: they count together with the batch before.
+        """
         if self.draining:
             return
-        self._at_trainer.append(receipt)
+        if with_last and self._at_trainer:
+            self._at_trainer[-1] += receipt
+        else:
+            self._at_trainer.append(receipt)
         for piece in receipt:
             if piece.epoch == INFERENCE:
                 continue
@@ -430,11 +440,9 @@ class FeedQueue:
             in_flight_rows=self.fed_rows - self.trained_rows - self.dropped_rows,
             unread_bytes=self.unread_bytes,
             starved_s=self.starved_s,
-            epoch=self.epoch,
             epochs_done=self.epochs_done,
-            draining=self.draining,
+            is_drained=self.draining,
             is_terminated=self.is_terminated,
-            finished=self.finished,
             epochs=tuple(
                 EpochStats(epoch, rows.accepted_rows, *rows.done)
                 for epoch, rows in sorted(self._rows.items())

@@ -139,6 +139,15 @@ class InferenceResults:
             raise
         session.answered_rows += len(results)
 
+    def refuse_open(self) -> None:
+        """Fail the session of the open batch: who reads its rows answers none."""
+        if self._open_rows:
+            self._fail_open(
+                f"trains on feed {self._feed!r} and answers none of its rows; call inference() "
+                "once main_fun reads ctx.get_data_feed(train_mode=False), or with the qname= of "
+                "another feed, which main_fun answers"
+            )
+
     def drop_fetched(self, number: int) -> None:
         """Drop a session whose last result its feeder takes: its connection goes on."""
         session = self.session(number)

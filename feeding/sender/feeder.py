@@ -117,8 +117,8 @@ class FeedReport:
     lost: tuple[LostWorker, ...] = ()
     """Workers whose connection ended before the partition's end, also without rows to send."""
     accepted: dict[int, bytes] = field(default_factory=dict)
-    """Packed `feeding.protocol.row_ranges.AcceptedRows` by worker, lost ones included."""
-    ways: tuple[str, ...] = ()
+    """By worker, lost ones included: packed `feeding.protocol.row_ranges.AcceptedRows`."""
+    transports: tuple[str, ...] = ()
     """The transport to each connected worker: shared memory, socket or network."""
     unsent: tuple[Span, ...] = ()
     """Rows that no worker was left to take, or that came again after all had ended the epoch; with
@@ -366,7 +366,7 @@ class Feeder:
             accepted={
                 link.target.process: link.accepted.pack() for link in self._links if link.accepted
             },
-            ways=tuple(link.way for link in self._links if link.way),
+            transports=tuple(link.transport for link in self._links if link.transport),
             ended=tuple(link.target.process for link in self._links if link.ended),
         )
 

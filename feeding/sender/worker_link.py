@@ -28,7 +28,7 @@ from feeding.sender.connection_pool import POOL, IdleConnection, Purpose
 from feeding.sender.routing import LinkView
 from feeding.sender.unreachable import UNREACHABLE
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.client.connect import way_text
+from rpc.client.connect import transport_text
 from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint, boot_id
 from rpc.errors import DeadlineExceeded, RemoteError, RpcError, Unreachable
@@ -100,7 +100,7 @@ class WorkerLink:
     """Whether the connection is from an earlier partition and has not answered this one yet."""
     stays_used: bool = False
     """Whether the connection is nearly used, and could not be replaced in this partition."""
-    way: str = ""
+    transport: str = ""
     """Transport to the worker, for people; empty without a connection."""
     sent_bytes: int = 0
     accepted: AcceptedRows = field(default_factory=AcceptedRows)
@@ -223,7 +223,7 @@ class WorkerLink:
             )
             self.close()
             self.connection = made
-            self.way = way_text(self.connection.transport, self.target.endpoint)
+            self.transport = transport_text(self.connection.transport, self.target.endpoint)
             UNREACHABLE.forget(self.target.endpoint)
         except (RpcError, OSError) as error:
             if self._keeps_used():

@@ -280,8 +280,8 @@ def _check_fits(found: Checkpoint, like: RestoreOptions) -> Manifest:
 def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
     """Return what a server trains that is restored from a checkpoint.
 
-    Without frozen groups if the checkpoint has none, as those of versions that did not keep them:
-    they come with the next seed. Tables that name no seed keep the checkpoint's: their rows that do
+    Without frozen groups if the checkpoint has none, as of a model that has got some since: they
+    come with the next seed. Tables that name no seed keep the checkpoint's: their rows that do
     not exist yet would otherwise have other first values.
 
     Args:
@@ -344,8 +344,8 @@ def read_newest(
     root: Root,
     read: Callable[[list[Checkpoint]], Found],
     *,
-    strict: bool = False,
-    job: str | None = None,
+    strict: bool,
+    job: str | None,
     is_told: bool = True,
 ) -> Found:
     """Return what `read` makes of the newest chain that it accepts; log why newer ones are skipped.

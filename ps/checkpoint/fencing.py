@@ -32,9 +32,9 @@ from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.digest import digest
 from ps.checkpoint.lease import Lease
 from ps.checkpoint.storage import Storage, patiently, read_small, typed_errors
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from rpc.endpoint import Endpoint
+from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
 _logger = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ class Generation(msgspec.Struct, frozen=True):
     number: int
     host: str
     pid: int
+    token: str
+    """Drawn by each process, for two that have one number."""
     endpoint: Endpoint | None = None
     """Where it listens."""
-    token: str = ""
-    """Drawn by each process, for two that have one number; empty in files of earlier versions."""
 
 
 class GenerationFence:
@@ -84,7 +84,7 @@ class GenerationFence:
         self._record = b""
         """What this process has written; empty before its claim."""
         self._mine = Generation(
-            cluster_id, 0, socket.gethostname(), os.getpid(), token=secrets.token_hex(8)
+            cluster_id, 0, socket.gethostname(), os.getpid(), secrets.token_hex(8)
         )
         self._mine = msgspec.structs.replace(self._mine, number=self._next_number())
         owner = f"{self.server}, start {self.number}, {secrets.token_hex(4)}"
@@ -157,7 +157,7 @@ class GenerationFence:
 
     def _is_after(self, other: Generation) -> bool:
         mine = self._mine
-        is_twin = other.number == mine.number and other.token not in ("", mine.token)
+        is_twin = other.number == mine.number and other.token != mine.token
         return other.number > mine.number or is_twin
 
     def _next_number(self) -> int:
@@ -257,8 +257,8 @@ def _encoded(generation: Generation) -> bytes:
 
 def _read(data: bytes | None) -> Generation | None:
     """Return what a copy says; None if it is lost or damaged."""
-    line, has_digest, found = (data or b"").partition(b"\n")
-    if has_digest and found != digest(line).encode():
+    line, _, found = (data or b"").partition(b"\n")
+    if found != digest(line).encode():
         return None
     try:
         return codec.json(line, Generation)

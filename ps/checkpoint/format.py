@@ -30,16 +30,14 @@ from ps import codec
 from ps.checkpoint.digest import Count, Digest, digest
 from ps.checkpoint.score import Score
 from ps.checkpoint.tables.format import SegmentRecord
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.rules import rule_of
+from rpc.errors import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 3
-READABLE_FORMATS = (1, 2, 3)
-"""Format 1 has no deltas, format 2 no tables."""
+FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 STAGING_PREFIX = ".tmp-"
 MAX_MANIFEST_BYTES = 64 << 20
@@ -71,8 +69,14 @@ class ShardIndex(msgspec.Struct, frozen=True):
     digests: tuple[Digest, ...]
     extra_nbytes: Count
     extra_digest: Digest
-    tables: tuple[SegmentRecord, ...] = ()
+    tables: tuple[SegmentRecord, ...]
     """Every segment of every table, in the manifest's order."""
+
+
+class _FormatNumber(msgspec.Struct, frozen=True):
+    """What a manifest of every format has."""
+
+    format: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,17 +87,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Count
     manifest: Manifest
     shards: tuple[ShardRecord, ...]
-    job: str = ""
+    job: str
     """Id of the cluster that saved it."""
-    base: Count | None = None
-    """The older step that a delta adds to; None: it is full."""
-    base_save_id: str = ""
-    """Save id of the base; another save under the same step is not the base."""
-    passed_over: tuple[Count, ...] = ()
+    base: Count | None
+    """Of a delta: the older step that it adds to."""
+    base_save_id: str
+    """Of a delta: that step's save id; another save under the same step is not its base."""
+    passed_over: tuple[Count, ...]
     """Steps that existed when its run resumed from an older one: not in this run's history, even if
     their numbers are greater."""
-    score: Score | None = None
-    """Score of the parameters; None: not measured. Versions without scores ignore it."""
+    score: Score | None
+    """None: it was not measured."""
 
     @property
     def is_delta(self) -> bool:
@@ -164,12 +168,15 @@ def decode_manifest(data: bytes, path: str) -> Checkpoint:
             f"{path} is damaged: its digest is {digest(body)}, its first line says {first[:64]!r}"
         )
     try:
-        checkpoint = codec.json(body, Checkpoint)
+        found = codec.json(body, _FormatNumber).format  # first: another one has other fields
+        checkpoint = codec.json(body, Checkpoint) if found == FORMAT else None
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
-    if checkpoint.format not in READABLE_FORMATS:
-        known = ", ".join(map(str, READABLE_FORMATS))
-        raise CheckpointError(f"{path} has format {checkpoint.format}; this version reads {known}")
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{path} has format {found}; this version reads {FORMAT}. Restore it with the version "
+            "of tfos that saved it"
+        )
     if checkpoint.base is not None and checkpoint.base >= checkpoint.step:
         raise CheckpointError(
             f"{path}: step {checkpoint.step} names step {checkpoint.base} as its base, which is "

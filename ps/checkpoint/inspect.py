@@ -36,13 +36,13 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.checkpoint.tables.format import segment_nbytes
 from ps.checkpoint.tables.reader import read_rows
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
 from ps.manifest.manifest import GroupLayout, Layout
 from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_parts, row_width, rule_of_rows
 from ps.optim.rules import rule_of
 from ps.tables.rows import Dropped, RowBatch
+from rpc.errors import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 

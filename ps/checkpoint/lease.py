@@ -38,8 +38,8 @@ import msgspec
 
 from ps import codec
 from ps.checkpoint.storage import Storage, read_small, typed_errors
-from ps.codec import UNREADABLE
 from ps.errors import CheckpointError
+from rpc.errors import UNREADABLE
 from rpc.process_id import ProcessId
 
 _logger = logging.getLogger(__name__)
@@ -58,9 +58,8 @@ class Holder(ProcessId, frozen=True, kw_only=True):
 
     owner: str
     host: str
-    token: str = ""
-    """Names this lease among all, and its beat; empty in leases of a version that renewed them in
-    place."""
+    token: str
+    """Names this lease among all, and its beat."""
 
     def __str__(self) -> str:
         return f"job {self.owner!r} (host {self.host}, pid {self.pid})"

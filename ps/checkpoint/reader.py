@@ -32,10 +32,10 @@ from ps.checkpoint.format import (
 )
 from ps.checkpoint.storage import Storage, if_sound, storage_at
 from ps.checkpoint.tables.format import check_segments, segment_nbytes
-from ps.codec import UNREADABLE
 from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout
+from rpc.errors import UNREADABLE
 
 MAX_CHAIN = 10_000
 """Deltas up to their full checkpoint; a save starts a new chain long before."""

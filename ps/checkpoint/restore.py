@@ -185,7 +185,7 @@ def read_extra(file: ShardFile) -> bytes:
     return extra
 
 
-def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool = False) -> None:
+def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool) -> None:
     """Refuse a checkpoint of other parameters or rules; settings of a rule may differ.
 
     Args:

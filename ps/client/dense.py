@@ -61,7 +61,7 @@ class DenseClient:
         pushes: whether the servers take gradients of this client; others need nothing to pack with.
     """
 
-    def __init__(self, servers: ServerGroup, *, num_workers: int, pushes: bool = True) -> None:
+    def __init__(self, servers: ServerGroup, *, num_workers: int, pushes: bool) -> None:
         self.layout = Layout((), ())
         self.pieces: tuple[tuple[Slice, ...], ...] = ()
         self._servers = servers

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from ps import codec
-from ps.codec import UNREADABLE
 from ps.compression.format import Compression
 from ps.errors import ManifestMismatch, PSSettingsError
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
@@ -45,6 +44,7 @@ from ps.manifest.rule_spec import (
 )
 from ps.manifest.sharding import BUCKET_BYTES
 from ps.manifest.table_spec import MAX_TABLES, TableSpec
+from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
 __all__ = [  # with the rules, so that a manifest needs one import

@@ -8,13 +8,12 @@ Threads: none.
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import Literal
 
 import msgspec
 
 from ps.errors import PSSettingsError
-from ps.manifest.initializer_spec import Initializer, RandomNormal, RandomUniform, TruncatedNormal
+from ps.manifest.initializer_spec import Initializer, RandomUniform
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, Frozen, RuleConfig
 from rpc.field_texts import with_field_texts
@@ -38,47 +37,6 @@ def largest_id(id_kind: Literal["int64", "uint64"], max_id: int | None) -> int:
     if max_id is not None:
         return max_id
     return MAX_INT64 if id_kind == "int64" else MAX_UINT64
-
-
-_STDDEV_OF_TRUNCATED = 0.87962566103423978
-"""Standard deviation of the unit normal truncated at two; Keras divides by it as well."""
-
-
-def variance_scaling(
-    *,
-    dim: int,
-    num_rows: int,
-    scale: float = 1.0,
-    mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
-    distribution: Literal["truncated_normal", "untruncated_normal", "uniform"] = "truncated_normal",
-) -> Initializer:
-    """Return the initializer that equals Keras's VarianceScaling for an embedding (num_rows, dim).
-
-    A table has no fixed number of rows, so the caller names one. Glorot is scale 1 with "fan_avg",
-    He scale 2 and LeCun scale 1 with "fan_in".
-
-    Args:
-        dim: elements of a row.
-        num_rows: rows of the embedding that it shall equal.
-        scale: factor of the variance.
-        mode: which fan divides the scale.
-        distribution: distribution of the values.
-
-    Source: keras.initializers.VarianceScaling, whose fans of a matrix are its two dimensions.
-    """
-    if dim < 1 or num_rows < 1 or not 0 < scale <= MAX_SCALAR:
-        raise PSSettingsError(
-            f"variance_scaling needs dim >= 1, num_rows >= 1 and scale > 0, got {dim}, {num_rows} "
-            f"and {scale!r}"
-        )
-    fans = {"fan_in": num_rows, "fan_out": dim, "fan_avg": (num_rows + dim) / 2}
-    variance = scale / max(1.0, fans[mode])
-    if distribution == "uniform":
-        limit = math.sqrt(3.0 * variance)
-        return RandomUniform(-limit, limit)
-    if distribution == "untruncated_normal":
-        return RandomNormal(0.0, math.sqrt(variance))
-    return TruncatedNormal(0.0, math.sqrt(variance) / _STDDEV_OF_TRUNCATED)
 
 
 @with_field_texts

@@ -50,12 +50,12 @@ import msgspec
 
 from ps import codec
 from ps.checkpoint.format import ShardRecord
-from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError
 from ps.exactly_once import MAX_SEQUENCE
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
 from ps.metadata import AttachedMetadata, MetadataName
+from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
 MAX_KEY_LENGTH = 256
@@ -73,8 +73,6 @@ float32."""
 MAX_WAIT_S = 86_400.0
 MAX_PATH_LENGTH = 4096
 MAX_REASON_LENGTH = 1024
-_ON_WIRE = {"generation": "incarnation"}
-"""Names of fields on the wire, which older processes know."""
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
 Session = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
@@ -370,14 +368,14 @@ class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
     """Ask for the counters."""
 
 
-class Fence(msgspec.Struct, frozen=True, tag="fence", rename=_ON_WIRE):
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Refuse all generations of the worker below this one."""
 
     worker: Rank
     generation: GenerationNumber
 
 
-class Lose(msgspec.Struct, frozen=True, tag="worker_lost", rename=_ON_WIRE):
+class Lose(msgspec.Struct, frozen=True, tag="worker_lost"):
     """This generation of the worker (None: the newest known) is gone: fence it, wait no longer."""
 
     worker: Rank

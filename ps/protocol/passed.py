@@ -20,7 +20,6 @@ from typing import Annotated
 import msgspec
 
 from ps import codec
-from ps.codec import UNREADABLE
 from ps.errors import PSSettingsError, ShapeError
 from ps.protocol import messages
 from ps.protocol.kept_answers import KeptAnswers
@@ -32,6 +31,7 @@ from ps.protocol.messages import (
     RendezvousKey,
     RendezvousValues,
 )
+from rpc.errors import UNREADABLE
 
 MAX_KEPT_BYTES = 4 << 20
 """Limit of one worker: some hundred epochs of ten workers with metrics of a few hundred bytes each.

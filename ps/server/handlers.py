@@ -435,7 +435,8 @@ class Service:
         self._check_holds_rendezvous()
         if call.payload_bytes > MAX_VALUE_BYTES:
             raise PSSettingsError(
-                f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {call.payload_bytes}"
+                f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got "
+                f"{call.payload_bytes} for {request.key!r}; send a summary instead"
             )
         worker = WorkerRank(call.peer.rank)
         value = bytearray(call.payload_bytes)

@@ -20,7 +20,7 @@ from ps.consistency.waits import Waited, wait_until
 from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.kept_answers import KeptAnswers
-from ps.protocol.messages import MAX_KEY_LENGTH, MAX_OPEN_BYTES, MAX_VALUE_BYTES
+from ps.protocol.messages import MAX_OPEN_BYTES
 from ps.stats.server_stats import OpenRendezvous
 
 _logger = logging.getLogger(__name__)
@@ -51,21 +51,20 @@ class Rendezvous:
         Args:
             key: name of the rendezvous.
             worker: rank.
-            value: at most MAX_VALUE_BYTES.
+            value: its own, at most MAX_VALUE_BYTES as those who decode a request have checked.
 
         Returns:
             Whether the rendezvous is closed, so that `result` has its values.
 
         Raises:
             ServerPhaseError: the worker has finished; or it is a newer attempt that comes to a key
-                whose answers are no longer kept.
-            PSSettingsError: key or value is too long, or too many rendezvous are open.
+                whose answers are kept no more.
+            PSSettingsError: too many rendezvous are open, or their values are too large together.
         """
         if worker in self._finished:
             raise ServerPhaseError(
                 f"worker {worker} has called finish(), which is final; use rendezvous before it"
             )
-        _check(key, value)
         if self._over.get(key) is not None:
             return True
         self.refuse_forgotten(key, worker)
@@ -169,18 +168,6 @@ class Rendezvous:
 
 def _num_bytes(values: Mapping[WorkerRank, bytes]) -> int:
     return sum(map(len, values.values()))
-
-
-def _check(key: str, value: bytes) -> None:
-    if not 0 < len(key) <= MAX_KEY_LENGTH:
-        raise PSSettingsError(
-            f"a rendezvous key has 1..{MAX_KEY_LENGTH} characters, got {len(key)}"
-        )
-    if len(value) > MAX_VALUE_BYTES:
-        raise PSSettingsError(
-            f"a rendezvous value has at most {MAX_VALUE_BYTES} bytes, got {len(value)} for "
-            f"{key!r}; send a summary instead"
-        )
 
 
 class RendezvousBoard:

@@ -1,6 +1,6 @@
 """A request whose payload is still to be read: the part of rpc's Call that the data path uses.
 
-Covers: the interface, which rpc.server.listener.Call has, and so has any stand-in of a test; which
+Covers: the interface, which rpc.server.request.Call has, and so has any stand-in of a test; which
 process of a worker makes it, and its name in the record.
 Threads: one, that of the connection.
 """

@@ -36,7 +36,7 @@ from ps.protocol.messages import MAX_STAGED_BYTES
 from ps.server.request import Incoming
 from ps.server.table_intake import TablePart, read_array
 from ps.tables import kernels
-from ps.tables.ids import shown
+from ps.tables.ids import repeated
 from ps.tables.quota import NoRoom
 
 Array = np.ndarray[Any, Any]
@@ -250,11 +250,6 @@ def _weighted_sum(terms: Sequence[_Term]) -> tuple[TablePart, Array]:
         factor = np.array([weight], table.dtype)
         bad = kernels.add_weighted(grads, places, factor, last, number, total)
         if bad >= 0:
-            name, twice = table.spec.name, shown(table.spec, part.ids[bad])
-            raise IdError(
-                f"table {name!r}: id {twice} occurs twice in one push; sum the gradients of equal "
-                "ids first, as ps.client.tables does",
-                {"table": name, "id": str(twice)},
-            )
+            raise repeated(table.spec, part.ids[bad])
         start += part.ids.size
     return TablePart(table, first.first_unit, ids, table.split(ids)), total

@@ -31,10 +31,9 @@ from ps.checkpoint.reader import ChainFiles, ShardFile
 from ps.checkpoint.restore import read_extra, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage
 from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
-from ps.codec import UNREADABLE
 from ps.config import ServerSettings
 from ps.consistency.waits import Waited, wait_until
 from ps.dense.shard import DenseShard
@@ -45,6 +44,7 @@ from ps.server.request import Attempt
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
+from rpc.errors import UNREADABLE
 
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
@@ -56,12 +56,12 @@ class ShardExtra(msgspec.Struct, frozen=True):
     clock: int
     sessions: tuple[SessionRecord, ...] | None
     """None: after a restore into another number of servers; their numbers mean nothing here."""
-    saved_at_s: float = 0.0
+    saved_at_s: float
     """When the snapshot was made, in seconds since 1970: only to tell users how much was lost."""
-    notes: dict[str, str] = {}
-    """Metadata, on ps:0 only: JSON texts by name. Versions without metadata ignore it."""
-    resumed_step: int = -1
-    """The checkpoint of an earlier run from which the run went on; -1: it is a new run."""
+    notes: dict[str, str]
+    """Of ps:0: JSON texts by name."""
+    resumed_step: int
+    """The checkpoint of an earlier run from which the run went on; -1: it began anew."""
 
 
 class SavedVersions:
@@ -106,7 +106,7 @@ class ShardSaving:
         open_storage: opens a directory as clients name it.
     """
 
-    def __init__(self, rank: int, open_storage: OpenStorage = storage_at) -> None:
+    def __init__(self, rank: int, open_storage: OpenStorage) -> None:
         self._open_storage = open_storage
         self._rank = rank
         self._changed = threading.Condition()
@@ -350,7 +350,7 @@ def restore_into(
     extras = {file.rank: _decode(file) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
-    own = extras.get(settings.rank, ShardExtra(0, ()))
+    own = extras.get(settings.rank, ShardExtra(0, (), saved_at_s=0.0, notes={}, resumed_step=-1))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}

@@ -96,8 +96,8 @@ class ServingShard:
         policy: Policy,
         counters: Counters,
         on_failed: Callable[[str], None],
-        sessions: Sequence[SessionRecord] | None = None,
-        tables: Sequence[Table] = (),
+        sessions: Sequence[SessionRecord] | None,
+        tables: Sequence[Table],
     ) -> None:
         self.dense = dense
         self.manifest_hash = dense.manifest.hash()

@@ -110,7 +110,7 @@ class OpenRendezvous(msgspec.Struct, frozen=True):
 
 
 @with_field_texts
-class ServerStats(msgspec.Struct, frozen=True, rename={"lost_s": "undone_s"}):
+class ServerStats(msgspec.Struct, frozen=True):
     """One server's counters since it started."""
 
     server: int

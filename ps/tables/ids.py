@@ -112,6 +112,21 @@ def shown(spec: IdRange, bits: np.int64) -> int:
     return int(bits) % 2**64 if spec.id_kind == "uint64" else int(bits)
 
 
+def repeated(spec: IdRange, bits: np.int64) -> IdError:
+    """Return the refusal of a push that holds an id twice.
+
+    Args:
+        spec: the table.
+        bits: the id as int64.
+    """
+    number = shown(spec, bits)
+    return IdError(
+        f"table {spec.name!r}: id {number} occurs twice in one push; sum the gradients of equal "
+        "ids first, as ps.client.tables does",
+        {"table": spec.name, "id": str(number)},
+    )
+
+
 def _check_range(spec: IdRange, array: Array) -> None:
     if not array.size:
         return

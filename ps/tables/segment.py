@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ps.errors import IdError, TableFull
+from ps.errors import TableFull
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
 from ps.tables.admission import AdmissionFilter
 from ps.tables.eviction import RowAges, Tombstones, TtlClock
 from ps.tables.growable_array import GrowingArray
 from ps.tables.hash_index import HashIndex
-from ps.tables.ids import shown
+from ps.tables.ids import repeated
 from ps.tables.initializers import initialize, key_of, recipe_of
 from ps.tables.quota import Elsewhere, NoRoom, Quota
 from ps.tables.row_snapshot import RowSnapshot
@@ -410,9 +410,4 @@ class Segment:
 
     def _refuse_repeated(self, ids: Array, place: int) -> None:
         if place >= 0:
-            name, number = self._spec.name, shown(self._spec, ids[place])
-            raise IdError(
-                f"table {name!r}: id {number} occurs twice in one push; sum the gradients of equal "
-                "ids first, as ps.client.tables does",
-                {"table": name, "id": str(number)},
-            )
+            raise repeated(self._spec, ids[place])

@@ -45,7 +45,7 @@ from typing import Literal, get_args
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials, data_name
-from rpc.errors import AuthError, ProtocolError, RpcError, VersionMismatch
+from rpc.errors import UNREADABLE, AuthError, ProtocolError, RpcError, VersionMismatch
 from rpc.field_texts import with_field_texts
 
 VERSION = 1
@@ -390,7 +390,7 @@ def _peer(credentials: Credentials, message: bytes) -> Identity:
     try:
         body = _body_decoder.decode(message[_HEAD.size : -_TAG_BYTES])
         peer = Identity(body.role, body.rank, body.generation)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise AuthError(f"the peer's handshake body is malformed: {error}") from error
     if body.cluster_id != credentials.cluster_id:
         raise AuthError(mismatch_text(credentials))

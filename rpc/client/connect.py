@@ -70,7 +70,7 @@ def dial(
                 "%s at %s is reached %s",
                 session.peer,
                 endpoint,
-                way_text(stream.transport, endpoint),
+                transport_text(stream.transport, endpoint),
             )
             return stream, session
         stream.close()
@@ -109,7 +109,7 @@ def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: fl
     return tls
 
 
-def way_text(transport: str, endpoint: Endpoint) -> str:
+def transport_text(transport: str, endpoint: Endpoint) -> str:
     """Return which transport a connection uses, and why not a faster one, for log lines.
 
     Args:
@@ -120,12 +120,12 @@ def way_text(transport: str, endpoint: Endpoint) -> str:
         return f"by its Unix socket: {cannot_share() or 'one of both shares no memory'}"
     if not transport.startswith("tcp"):
         return "through shared memory" if transport == "shm" else "in this process"
-    way = "by TLS" if transport == "tcp+tls" else "by TCP"
+    name = "by TLS" if transport == "tcp+tls" else "by TCP"
     if not endpoint.unix_path:
-        return f"{way}: it has no Unix socket"
+        return f"{name}: it has no Unix socket"
     if endpoint.boot_id != boot_id():
-        return f"{way}: it is on another host"
-    return f"{way}: its Unix socket cannot be reached from here"
+        return f"{name}: it is on another host"
+    return f"{name}: its Unix socket cannot be reached from here"
 
 
 def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:

@@ -330,7 +330,7 @@ def dial_tcp(
             sock.close()
 
 
-def dial_unix(path: str, *, limits: Limits = DEFAULT_LIMITS) -> SocketStream:
+def dial_unix(path: str, *, limits: Limits) -> SocketStream:
     """Connect to a Unix socket without waiting.
 
     Args:

@@ -40,7 +40,14 @@ from hmac import compare_digest
 
 import msgspec
 
-from rpc.errors import IntegrityError, LimitExceeded, ProtocolError, RemoteError, VersionMismatch
+from rpc.errors import (
+    UNREADABLE,
+    IntegrityError,
+    LimitExceeded,
+    ProtocolError,
+    RemoteError,
+    VersionMismatch,
+)
 from rpc.limits import Limits as Limits
 
 MAGIC = b"TFRP"
@@ -121,7 +128,7 @@ def decode_error(meta: bytes) -> RemoteError:
     """
     try:
         body = _error_decoder.decode(meta)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"an ERROR frame's meta is malformed: {error}") from error
     return RemoteError(body.code, body.message, body.details)
 

@@ -51,8 +51,6 @@ RECEIVED = {
     *("TableClient", "TrainingBatch", "RankGroup", "PredictColumn", "ManyTrainings"),
 }
 """Classes whose objects users receive: they do not call the constructors."""
-NOT_FOR_USERS = {"tfos.NodeContext.saver"}
-"""For tfos.worker.process, which holds the context."""
 MODULES_OF_TFOS = {"errors", "keras", "ml", "orca", "serving"}
 """There after `import tfos`; `from tfos import *` does not replace a program's `keras`."""
 FUNCTIONS = ["tfos.dfutil", "ps.manifest.rule_spec"]
@@ -214,7 +212,7 @@ def _annotations() -> Iterator[tuple[str, Any, str]]:
     for name, function, _ in _public_callables():
         owner, _, method = name.rpartition(".")
         is_received = method == "__init__" and owner.rpartition(".")[2] in RECEIVED
-        if not is_received and name not in NOT_FOR_USERS:
+        if not is_received:
             yield from (
                 (name, each, function.__module__) for each in function.__annotations__.values()
             )

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ps import codec as decoding
+from rpc.errors import UNREADABLE
 from tests.support.ps_cluster import run_all, succeeded
 
 
@@ -49,7 +50,7 @@ def test_no_two_threads_learn_types_at_once(codec: str, monkeypatch: pytest.Monk
 
 def test_what_cannot_be_read_is_one_of_the_named_errors():
     for data in (b"", b"\xc1", b"\x81\xa5inner\x01"):
-        with pytest.raises(decoding.UNREADABLE):
+        with pytest.raises(UNREADABLE):
             decoding.msgpack(data, One)
-        with pytest.raises(decoding.UNREADABLE):
+        with pytest.raises(UNREADABLE):
             decoding.json(data, One)

@@ -230,7 +230,7 @@ def test_a_fence_never_goes_back(record: CompletionLog):
 @pytest.mark.parametrize("last", [2**31 - 1, 2**32 - 1, 2**53, MAX_SEQUENCE - 1])
 def test_sequence_numbers_do_not_wrap(record: CompletionLog, last: int):
     old = request(last, generation=2**62)
-    record.restore([SessionRecord(W0, 2**62, 77, (last,) * NUM_BUCKETS)])
+    record.restore([SessionRecord(W0, 2**62, 77, (last,) * NUM_BUCKETS, 0, 0, 0)])
     assert record.begin(old).verdict is Verdict.DUPLICATE
     new = old._replace(sequence=last + 1)
     ticket = record.begin(new)
@@ -347,7 +347,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionL
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):
     with pytest.raises(ServerPhaseError, match="2 buckets"):
-        record.restore([SessionRecord(W0, 0, 1, (1, 1))])
+        record.restore([SessionRecord(W0, 0, 1, (1, 1), 0, 0, 0)])
 
 
 @pytest.mark.fault("F08")

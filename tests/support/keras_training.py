@@ -233,13 +233,15 @@ def offer(channel: FeedChannel, rows: Sequence[Any], *, epoch: int, feed: str = 
         channel._state.changed.notify_all()
 
 
-def feed_epochs(channel: FeedChannel, epochs: Sequence[Sequence[Any]], *, finish: bool) -> None:
+def feed_epochs(
+    channel: FeedChannel, epochs: Sequence[Sequence[Any]], *, finish: bool, feed: str = "input"
+) -> None:
     """Put several epochs, each with its end; `finish`: no more will come."""
     for epoch, rows in enumerate(epochs):
-        offer(channel, rows, epoch=epoch)
-        channel.flush("input", epoch)
+        offer(channel, rows, epoch=epoch, feed=feed)
+        channel.flush(feed, epoch)
     if finish:
-        channel.finish("input")
+        channel.finish(feed)
 
 
 def blobs(num_rows: int, num_features: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

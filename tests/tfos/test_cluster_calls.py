@@ -141,6 +141,19 @@ def test_an_interrupted_shutdown_stops_every_node_at_once(cluster, monkeypatch):
     cluster.shutdown()
 
 
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_block_that_raises_something_else_is_told_of_the_clusters_failure(cluster, capsys, kind):
+    def fail(state: ClusterState) -> list[Action]:
+        return state.fail(state.members["worker:0"].failure("ValueError", "bad row"))
+
+    cluster._coordinator.act(fail)
+    with pytest.raises(kind), cluster:
+        raise kind
+    told = "which no call has raised: ValueError: bad row; " in capsys.readouterr().err
+    assert told is (kind is not KeyboardInterrupt)
+
+
 def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
     def stop(**options: Any) -> None:
         raise OSError("gone")

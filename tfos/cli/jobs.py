@@ -180,7 +180,7 @@ def _show(found: Json) -> None:
     for line in _node_lines(found["nodes"]):
         _write(line)
     for node in found["nodes"]:
-        if node.get("metrics"):  # a driver of an earlier release sends none
+        if node["metrics"]:
             _write(f"{node['name']}: {_metrics(node)}")
     for note in found["notes"]:
         _write(visible(note))

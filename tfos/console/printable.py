@@ -22,10 +22,15 @@ def visible(text: str, *, keep: str = "\t") -> str:
     return "".join(char if char.isprintable() or char in keep else _escape(char) for char in text)
 
 
-def printable(text: str) -> str:
-    """Return text as one line for display, at most MAX_LINE_CHARS of its characters."""
-    shown = visible(text[:MAX_LINE_CHARS])
-    rest = len(text) - MAX_LINE_CHARS
+def printable(text: str, limit: int = MAX_LINE_CHARS) -> str:
+    """Return text as one line for display.
+
+    Args:
+        text: any text.
+        limit: characters, of the text and of what is shown of it; a longer one is cut.
+    """
+    shown = visible(text[:limit])[:limit]
+    rest = len(text) - limit
     return f"{shown} ... ({rest} more characters)" if rest > 0 else shown
 
 

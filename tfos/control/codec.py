@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rpc.errors import UNREADABLE
 from tfos.control import messages
 from tfos.errors import ControlError
 
@@ -56,7 +57,7 @@ def decoder(kind: type[Message]) -> Callable[[bytes], Message]:
     def decode(body: bytes) -> Message:
         try:
             return typed.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise MalformedMessage(f"no {kind.__name__}: {error}") from error
 
     return decode

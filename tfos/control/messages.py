@@ -70,6 +70,8 @@ class RegisterReply(msgspec.Struct, frozen=True):
 
 METRIC = "metric "
 """Before the names of the metrics that main_fun reports itself, in `progress`."""
+MOST_METRICS = 20
+"""As many of these are reported as are shown: each goes with every heartbeat."""
 
 
 class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +92,7 @@ class EpochRowCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FeedSnapshot(msgspec.Struct, frozen=True):
-    """Rows of one feed as its worker counts them; see feeding.receiver.channel.FeedStats."""
+    """Rows of one feed as its worker counts them; see feeding.receiver.feed_queue.FeedStats."""
 
     feed: str
     fed_rows: int = 0
@@ -282,6 +284,19 @@ class SavedNow(msgspec.Struct, frozen=True, tag=True):
     """Why nothing was saved; empty: it was."""
 
 
+class NotSaved(msgspec.Struct, frozen=True, tag=True):
+    """The chief's saves fail, by time again and again, or the last one."""
+
+    directory: ShortText
+    """Or URL, of Checkpoints."""
+    error: ShortText
+    """Why."""
+    step: int = -1
+    """The newest that is saved; -1: there is none."""
+    is_last: bool = False
+    """main_fun has returned, and no further save is tried."""
+
+
 class PhaseChanged(msgspec.Struct, frozen=True, tag=True):
     """What the child does: `importing`, `importing keras`, `waiting for roster`, `main_fun`, ..."""
 
@@ -331,9 +346,14 @@ class UpdatesLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class CutShort(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process still ran after main_fun when a stop's grace ended; it is killed."""
+    """The worker's process still ran after main_fun when a stop's grace ended; it is killed.
+
+    Or it has ended then by a signal, or with another exit code than 0.
+    """
 
     grace_s: float
+    how: ShortText = ""
+    """How it has ended by itself; empty: the grace ended."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -358,6 +378,7 @@ Event = (
     | EpochTrained
     | BestSaved
     | SavedNow
+    | NotSaved
     | Evaluated
     | PhaseChanged
     | ServesShard
@@ -506,7 +527,7 @@ class FinishFeed(msgspec.Struct, frozen=True, tag=True):
     feed: str
 
 
-class FenceWorker(msgspec.Struct, frozen=True, tag=True, rename={"generation": "incarnation"}):
+class FenceWorker(msgspec.Struct, frozen=True, tag=True):
     """This worker is lost: servers fence it, and wait for it once a newer attempt trains."""
 
     rank: int

@@ -21,6 +21,7 @@ _OF_CHIEF = (
     messages.EpochTrained,
     messages.BestSaved,
     messages.SavedNow,
+    messages.NotSaved,
 )
 _OF_WORKERS = (messages.FlushReached, messages.ServesShard, messages.InCollective)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)

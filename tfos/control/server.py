@@ -94,15 +94,7 @@ class ControlServer:
         self._closed = False
 
     def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
-        """Serve at the first port that is free; return it.
-
-        Args:
-            host: address to listen at.
-            ports: one or more, to try in this order; 0 is one of the system's choice.
-
-        Raises:
-            ControlError: none of them can be bound.
-        """
+        """As TlsServer.start."""
         return self._server.start(host, ports)
 
     def send(self, node: NodeId, order: messages.Order) -> None:

@@ -30,8 +30,8 @@ from tfos.doctor.collection import (
     CollectRequest,
     Facts,
 )
-from tfos.doctor.door import open_door
 from tfos.doctor.findings import Beside, Finding, Level
+from tfos.doctor.probe_port import open_probe_port
 from tfos.driver.server_address import server_host
 from tfos.errors import SettingsError
 from tfos.slots.offer import ExecutorSlots, Offer
@@ -255,7 +255,7 @@ def _add_reports(
     reports.append(driver)
     say(f"examining each of {len(offer.executors)} executors, {wanted.timeout_s:.0f} s at most")
     of = {each.executor_id: each.host for each in offer.executors}
-    with open_door(host.bound) as port:
+    with open_probe_port(host.bound) as port:
         asked = replace(
             asked,
             is_executor=True,

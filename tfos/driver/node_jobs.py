@@ -29,10 +29,12 @@ from tfos.node.task import NodeTask
 from tfos.phases import ClusterPhase
 from tfos.slots.profiles import NodePlaces, spark_profile
 from tfos.spark.jobs import (
+    JVM_ENDED,
     SparkJob,
     advised_reason_of,
     failed_task_of,
     inheriting,
+    jvm_has_ended,
     was_cancelled,
 )
 from tfos.spark.node_rdd import node_rdd
@@ -253,7 +255,8 @@ class NodeJobs:
         def ended(job: SparkJob[list[Any]]) -> None:
             if job.is_cancelled:
                 return
-            end, now_s = _end_of(job, nodes, first_attempt), self._coordinator.now_s()
+            end = _end_of(self._sc, job, nodes, first_attempt)
+            now_s = self._coordinator.now_s()
             self._coordinator.act(lambda state: state.on_job_ended(end, now_s))
             if end.is_cancelled and self._coordinator.phase is ClusterPhase.FAILED:
                 self._on_cancel()
@@ -280,14 +283,16 @@ def _by_role(
     ]
 
 
-def _end_of(job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_attempt: int) -> JobEnd:
+def _end_of(
+    sc: Any, job: SparkJob[list[Any]], nodes: tuple[PlannedNode, ...], first_attempt: int
+) -> JobEnd:
     if job.error is None:
         outcomes = {result.name: result.reason or result.outcome for result in job.result()}
         return JobEnd(nodes=nodes, first_attempt=first_attempt, outcomes=outcomes)
     return JobEnd(
         nodes=nodes,
         first_attempt=first_attempt,
-        error=advised_reason_of(job.error),
+        error=JVM_ENDED if jvm_has_ended(sc, job.error) else advised_reason_of(job.error),
         failed_partition=failed_task_of(job.error),
         is_cancelled=was_cancelled(job.error),
     )

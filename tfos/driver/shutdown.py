@@ -1,7 +1,7 @@
 """Shutdown of a cluster: in order, at once, or after a failure; always completely.
 
-Covers: shutdown and abort, exactly-once raising of a failure, the end at interpreter exit, a last
-save on the way.
+Covers: shutdown and abort, exactly-once raising of a failure or its warning, the end at interpreter
+exit, a last save on the way.
 Does not: decide who failed (tfos.control.state).
 Runs in: the driver.
 Threads: any number may end the cluster; one does it and the others wait for it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -152,6 +153,14 @@ class Shutdown:
             self._await_end(self._config.abort_s)
         raise self._coordinator.raised_error() or error
 
+    def tell_failure(self) -> None:
+        """Warn of the cluster's failure if no call has raised it, where none will any more."""
+        error = None if self._is_raised else self._coordinator.raised_error()
+        if error is not None:
+            text = "; ".join(str(error).splitlines())
+            self._console.warn(f"the cluster had failed, which no call has raised: {text}")
+            self._console.flush(_LAST_LINES_S)
+
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
         """Note that the block raised the failure to the user: no later call raises it again."""
@@ -267,7 +276,21 @@ class Shutdown:
         InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
+        # Python keeps what has ended the program: Ctrl-C, for which pyspark cancels the node jobs.
+        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        names = self._coordinator.read(_still_training)
+        if names and not is_interrupted:
+            self._console.warn(
+                f"the program ends while main_fun still runs on {', '.join(names)}, and stops it: "
+                "call cluster.shutdown(), or use `with`, which wait until it has returned"
+            )
         self.abort("the driver's interpreter exits")
+        if not is_interrupted:
+            self.tell_failure()
+
+
+def _still_training(state: ClusterView) -> list[str]:
+    return [each.where for each in state.training()] if state.is_running else []
 
 
 def _nobody_evaluates(state: ClusterView) -> bool:

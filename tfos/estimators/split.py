@@ -21,9 +21,7 @@ _FLAG = "validates"
 
 
 @contextlib.contextmanager
-def divided(
-    frame: Any, plan: ColumnPlan, share: float = 0.0, seed: int = 0
-) -> Iterator[tuple[Any, Any]]:
+def divided(frame: Any, plan: ColumnPlan, share: float, seed: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield the rows to train and those that validate; None in their place: there are none.
 
     Spark computes a DataFrame anew for every epoch. A value may differ then: the order of a

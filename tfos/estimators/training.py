@@ -354,7 +354,7 @@ def evaluate(
 
 
 def evaluate_made(
-    sc: Any, make: Callable[[], Any], recipe: ModelRecipe, *, verbose: bool = True
+    sc: Any, make: Callable[[], Any], recipe: ModelRecipe, *, verbose: bool
 ) -> dict[str, float]:
     """Return the loss and metrics of a model on a tf.data.Dataset, by one worker.
 

@@ -1,7 +1,7 @@
 """Epoch feeder: feeds one epoch of a feed until every worker has trained it.
 
-Covers: its Spark job, its end at every worker, rows of lost workers, the log of which route (shared
-memory, Unix socket, TCP) rows take.
+Covers: its Spark job, its end at every worker, rows of lost workers, the log of which transport
+(shared memory, Unix socket, TCP) rows take.
 Does not: know what is fed (tfos.feed.sources) or which epoch of a call it is
 (tfos.feed.cluster_feeder), wait or judge failures (tfos.feed.watch), carry rows
 (feeding.sender.task does, from executors straight to workers).
@@ -47,26 +47,26 @@ _WAVE_S = 30.0
 between two waves is a fraction of a second, in which workers train the rows that they have."""
 
 
-class RouteLog:
-    """The routes that the log already names."""
+class TransportLog:
+    """The transports that the log already names."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._logged: dict[str, set[str]] = {}
 
     def tell(self, feed: str, reports: Iterable[FeedReport]) -> None:
-        """Show a line if the tasks of a job used a route that this feed had not used before.
+        """Show a line if the tasks of a job used a transport that this feed had not used before.
 
         Args:
             feed: name of the feed.
             reports: of the job's tasks.
         """
-        ways = Counter(way for report in reports for way in report.ways)
+        found = Counter(transport for report in reports for transport in report.transports)
         logged = self._logged.setdefault(feed, set())
-        if ways.keys() <= logged:
+        if found.keys() <= logged:
             return
-        logged.update(ways)
-        counts = "; ".join(f"{count} times {way}" for way, count in ways.most_common())
+        logged.update(found)
+        counts = "; ".join(f"{count} times {transport}" for transport, count in found.most_common())
         self._console.detail(f"feed {feed!r}: its tasks connected to workers {counts}")
 
 
@@ -97,7 +97,7 @@ class EpochFeeder:
         self._config = config
         self._console = console
         self._watch = watch
-        self._ways = RouteLog(console)
+        self._transport_log = TransportLog(console)
 
     def feed(
         self,
@@ -161,7 +161,7 @@ class EpochFeeder:
             results = self._feed(run, run.task)
             run.ledger.add(results)
             count = run.progress.rows_per_epoch = sum(result.rows for result in results)
-            self._ways.tell(feed, results)
+            self._transport_log.tell(feed, results)
             self._feed_lost(run)
         except BaseException:
             self._fail(run, batch)

@@ -22,7 +22,9 @@ from tfos.monitor.reports import EpochReport
 
 
 class EpochLedger:
-    """Rows of one epoch of one feed. Workers are known by `feeding.sender.FeedTarget.process`.
+    """Rows of one epoch of one feed.
+
+    Workers are known by `feeding.sender.worker_link.FeedTarget.process`.
 
     Args:
         feed: its name, for messages.

@@ -48,7 +48,7 @@ class Suspects:
         """Note rows that a worker had when it crashed.
 
         Args:
-            process: the worker's, as `feeding.sender.FeedTarget.process`.
+            process: the worker's, as `feeding.sender.worker_link.FeedTarget.process`.
             crash: as the driver tells it, such as "worker:1 killed by SIGSEGV".
             untrained: ranges by partition that it had accepted and not trained.
             read: those of them that its trainer, or what reads ahead, had read; None: unknown.

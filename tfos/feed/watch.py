@@ -141,9 +141,10 @@ class FeedWatch:
             error: what the Spark job has raised.
         """
         reason = reason_of(error)
-        waits = self._waits() if reason.startswith(_NOBODY_TOOK) else ""
-        raised = self._raised(call) if reason.startswith(_NOBODY_TOOK) else ""
-        own = FeedJobError(f"feeding {call.title} failed in Spark: {reason}{raised}{waits}")
+        text = f"feeding {call.title} failed in Spark: {reason}"
+        own: TFOSError = FeedJobError(text)
+        if reason.startswith(_NOBODY_TOOK):
+            own = FeedTimeout(f"{text}{self._raised(call)}{self._waits()}")
         if reason.startswith(_OF_THE_DATA):
             return (self._cause() if self._coordinator.read(_has_ended) else None) or own
         if not self._coordinator.wait(lambda state: _has_ended(state) or state.is_ending, _BLAME_S):
@@ -245,7 +246,8 @@ class FeedWatch:
 def _silent(call: FeedCall, stall_s: float) -> FeedTimeout:
     return FeedTimeout(
         f"{call.title} waits for the chief, which told nothing for {stall_s:.0f} s: it restores"
-        " a checkpoint, validates or saves. Look at the log of worker:0. If validation is that "
+        " a checkpoint, validates or saves. Look at the log of worker:0. If fit validates by a "
+        "feed, its rows are those of train(validation=...). If validation is that "
         f"slow raise feed_timeout={call.feed_timeout_s:g}; if a restore or a save is, "
         "Checkpoints(timeout_s=...)"
     )

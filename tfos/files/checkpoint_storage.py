@@ -3,8 +3,8 @@
 A file is collected on this host first, without a name, and sent when it is whole, as often as it
 takes; so a save needs no more memory than one on a local disk, and goes on when a DataNode dies.
 
-Covers: ps.checkpoint.storage.Storage over a feeding.filesystem.FileSystem, and which of the two a
-user means.
+Covers: ps.checkpoint.storage.Storage over a feeding.filesystem.interface.FileSystem, and
+which of the two a user means.
 Does not: know what the files hold (ps.checkpoint.format).
 Runs in: PS processes, workers, drivers and the command `tfos`; never imports TensorFlow or Spark.
 Threads: any; every call stands alone.

@@ -27,7 +27,7 @@ from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError
 
 _MARK = "run.json"
-_FORMAT = 5
+_FORMAT = 1
 """Higher where digests of the same function or item are other ones."""
 _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
 _SHOWN_CHARS = 40

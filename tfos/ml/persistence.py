@@ -19,9 +19,8 @@ from tfos.estimators.recipe import ModelRecipe
 from tfos.predict.signature import TensorInfo
 
 _FILE = "model.keras"
-_FORMAT = 2
-"""Of what stands beside an estimator's Params. The first one had no number, and of inputs the names
-alone: what else is needed is then unknown, as of a model without fixed inputs."""
+_FORMAT = 1
+"""Of what stands beside an estimator's Params."""
 _PIECE_BYTES = 8 << 20
 """Of one call into the JVM."""
 
@@ -146,24 +145,23 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
         path: of the estimator, for the error.
 
     Raises:
-        SettingsError: a newer tfos has written it.
+        SettingsError: another version of tfos has written it.
     """
-    written = metadata.get("format", 1)
-    if written > _FORMAT:
+    if metadata.get("format") != _FORMAT:
         raise SettingsError(
-            f"{path} was saved in format {written} of an estimator, and this tfos reads up to "
-            f"{_FORMAT}: load it with the version of tfos that saved it, or a newer one"
+            f"{path} was saved in format {metadata.get('format')} of an estimator, and this tfos "
+            f"reads {_FORMAT}: load it with the version of tfos that saved it"
         )
-    inputs = metadata["inputs"] if written > 1 else []
     return ModelRecipe(
         content=content,
         model_fn=function_of(metadata["model_fn"]),
         custom_objects=_functions(metadata["custom"]),
         inputs={
-            name: TensorInfo(**{**each, "shape": tuple(each["shape"])}) for name, each in inputs
+            name: TensorInfo(**{**each, "shape": tuple(each["shape"])})
+            for name, each in metadata["inputs"]
         },
         outputs=tuple(metadata["outputs"]),
-        has_trained=metadata.get("has_trained", False),
+        has_trained=metadata["has_trained"],
     )
 
 

@@ -30,7 +30,7 @@ class TrainedEpoch:
     """Steps of all workers."""
     rows: int
     """Rows of all workers; 0: unknown, of a model that is not distributed."""
-    feed: str = ""
+    feed: str
     """The feed that it has read; empty: files, or a model that is not distributed."""
 
     def __str__(self) -> str:

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 from tfos.console.printable import visible
 from tfos.control.members import Member
-from tfos.control.messages import DRIVER_EXECUTOR, METRIC
+from tfos.control.messages import DRIVER_EXECUTOR, METRIC, MOST_METRICS
 from tfos.control.state.cluster_view import ClusterView
 from tfos.monitor import reports, stragglers
 
 _MIB = 1 << 20
-_MOST_METRICS = 20
 _NAME_CHARS = 100
 
 
@@ -119,7 +118,7 @@ def _metrics(progress: Mapping[str, float]) -> dict[str, float]:
         for name, value in progress.items()
         if name.startswith(METRIC)
     }
-    return dict(itertools.islice(found.items(), _MOST_METRICS))
+    return dict(itertools.islice(found.items(), MOST_METRICS))
 
 
 def _trained_rows(member: Member) -> int:

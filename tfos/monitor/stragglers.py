@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from ps import codec
-from ps.codec import UNREADABLE
 from ps.stats.server_stats import ServerStats
+from rpc.errors import UNREADABLE
 from rpc.histogram import duration_text
 from tfos.control.members import Member
 from tfos.control.messages import Heartbeat

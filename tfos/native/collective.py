@@ -15,12 +15,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from tfos.failure import TENSORFLOW_ERRORS
 from tfos.native.at_import import at_import
+from tfos.topology import TRAINING_ROLES
 
 _CONTEXT = "tensorflow.python.eager.context"
-_ERRORS = "tensorflow.python.framework.errors_impl"
-_TRAINING = ("chief", "master", "worker")
-"""Jobs of TF_CONFIG whose tasks wait for each other."""
 
 
 def before_collective(tell: Callable[[int], object]) -> None:
@@ -40,7 +39,7 @@ def _tell_first(module: ModuleType, tell: Callable[[int], object]) -> None:
     @functools.wraps(plain)
     def enable_collective_ops(self: Any, server_def: Any) -> Any:
         jobs = server_def.cluster.job if server_def else ()
-        num_workers = sum(len(job.tasks) for job in jobs if job.name in _TRAINING)
+        num_workers = sum(len(job.tasks) for job in jobs if job.name in TRAINING_ROLES)
         if num_workers > 1:
             tell(num_workers)
         return plain(self, server_def)
@@ -54,4 +53,4 @@ def may_follow_from_peer(error: BaseException) -> bool:
     Args:
         error: of main_fun, in a worker of such a group.
     """
-    return type(error).__module__ == _ERRORS
+    return type(error).__module__ == TENSORFLOW_ERRORS

@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from rpc.errors import UNREADABLE
 from tfos.control import messages
 from tfos.errors import LinkError
 
@@ -77,6 +78,7 @@ FromChild = (
     | messages.EpochTrained
     | messages.BestSaved
     | messages.SavedNow
+    | messages.NotSaved
     | messages.Evaluated
     | messages.UpdatesLost
     | messages.Done
@@ -208,7 +210,7 @@ class ChildLink(Generic[Received]):
         del self._buffer[:end]
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise LinkError(f"the peer sent no known message: {error}") from error
 
 

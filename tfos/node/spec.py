@@ -166,4 +166,4 @@ class LaunchStatus(msgspec.Struct, frozen=True):
     state: State
     reason: str = ""
     is_cut_off: bool = False
-    """It has ended because it never reached the driver."""
+    """It has ended because it never reached the driver, or by a signal."""

@@ -50,7 +50,8 @@ class NodeTask:
     """Starts the node that its partition holds.
 
     A user's exception never fails this task (Spark would run the user's code again); only a
-    supervisor that cannot be started, or does not reach the driver, does.
+    supervisor that cannot be started, does not reach the driver, or is ended by a signal while the
+    cluster starts, does.
     """
 
     hold_slot: bool
@@ -65,7 +66,8 @@ class NodeTask:
 
         Raises:
             VersionSkew: this executor cannot work with this driver.
-            NodeStartError: the supervisor did not come up, or did not reach the driver.
+            NodeStartError: the supervisor did not come up or did not reach the driver, or a signal
+                ended it while the cluster started.
         """
         differences = versions.compare(self.versions, versions.installed())
         # Before the bundle is read, whose fields another release does not know.
@@ -157,6 +159,8 @@ class NodeTask:
             _clean_up(executor)
             # A failed task is started again, while the driver still waits for this node.
             raise NodeStartError(f"{where}: its supervisor vanished while the cluster started")
+        if last.state is State.ENDED and last.is_cut_off:
+            raise NodeStartError(f"{where}: {last.reason}")
         if last.state is State.RELEASED and self.hold_slot:
             last = handle.wait(frozenset({State.ENDED}))
         if last is None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-MAX_LINE_CHARS = 4000
-
 
 def log_to_driver(message: str) -> None:
     """Show a message at the driver, with the rank's name before it.
@@ -17,7 +15,7 @@ def log_to_driver(message: str) -> None:
     The rest of a rank's output is shown there, too, unless ClusterConfig(verbose=False).
 
     Args:
-        message: longer ones end after 4,000 characters.
+        message: of a line, the driver shows the first 2,000 characters, and how many follow.
     """
-    sys.stdout.write(f"{str(message)[:MAX_LINE_CHARS]}\n")
+    sys.stdout.write(f"{message}\n")
     sys.stdout.flush()

@@ -22,8 +22,8 @@ from typing import Self
 import msgspec
 
 from ps import codec
-from ps.codec import UNREADABLE
 from rpc.endpoint import boot_id
+from rpc.errors import UNREADABLE
 
 RECORD = "checked.json"
 TICK_NS = 20_000_000

@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 
 from ps import codec
-from ps.codec import UNREADABLE
 from ps.manifest.limits import MAX_NAME_LENGTH, DType
 from ps.manifest.table_spec import MAX_DIM, MAX_INT64, MAX_TABLES, TableSpec, largest_id
+from rpc.errors import UNREADABLE
 from tfos.errors import ExportError
 
 EXPORT_MANIFEST = "export.json"

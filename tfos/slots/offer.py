@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tfos.slots.placing import Fit, Room, SlotNeeds, assign
+from tfos.slots.placing import Capacity, Fit, SlotNeeds, assign
 from tfos.spark.shares import ONE_CORE, NodeShare
 
 
@@ -30,7 +30,7 @@ class ExecutorSlots:
     is_launching: bool = False
     """It has registered and takes no tasks yet: all its slots count as busy."""
 
-    def room(self, task: NodeShare, *, is_idle: bool = False) -> Room:
+    def free_capacity(self, task: NodeShare, *, is_idle: bool = False) -> Capacity:
         """Return what nodes can take.
 
         Args:
@@ -40,7 +40,7 @@ class ExecutorSlots:
         slots = self.slots if is_idle else max(0, self.slots - self.busy)
         counted = NodeShare(slots * task.cores, slots * task.gpus)
         known = self.capacity if is_idle else self.free
-        return Room(self.executor_id, self.host, known or counted)
+        return Capacity(self.executor_id, self.host, known or counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,12 @@ class Offer:
         if needs.is_plain and not needs.shares_tasks:
             left = (self.total if is_idle else self.free) - needs.num_slots
             return Fit({}, left) if left >= 0 else None
-        rooms = [executor.room(self.task, is_idle=is_idle) for executor in self.executors]
+        capacities = [each.free_capacity(self.task, is_idle=is_idle) for each in self.executors]
         if not is_idle:
-            rooms = [replace(room, is_kept=room.executor_id in self.kept) for room in rooms]
-        found = assign(needs.nodes, rooms, needs.placement)
+            capacities = [
+                replace(each, is_kept=each.executor_id in self.kept) for each in capacities
+            ]
+        found = assign(needs.nodes, capacities, needs.placement)
         if found is None:
             return None
         left = found.left_tasks(self.task) - (0 if is_idle else self.claimed)

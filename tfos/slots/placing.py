@@ -27,7 +27,7 @@ class PlacedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What is free on one executor."""
 
     executor_id: str
@@ -41,7 +41,7 @@ class Room:
         has_gpus = not share.gpus or (not self.is_kept and self.free.gpus >= share.gpus)
         return self.free.cores >= share.cores and has_gpus
 
-    def without(self, share: NodeShare) -> Room:
+    def without(self, share: NodeShare) -> Capacity:
         """Return what is left beside a node."""
         left = NodeShare(self.free.cores - share.cores, self.free.gpus - share.gpus)
         return replace(self, free=left)
@@ -53,12 +53,12 @@ class Assignment:
 
     executors: Mapping[str, str]
     """Executor by node."""
-    left: tuple[Room, ...]
+    left: tuple[Capacity, ...]
     """What the nodes leave."""
 
     def left_tasks(self, task: NodeShare) -> int:
         """Return how many tasks fit into what is left."""
-        return sum(room.free.tasks(task) for room in self.left)
+        return sum(executor.free.tasks(task) for executor in self.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class SlotNeeds:
 
 
 def assign(
-    nodes: Sequence[PlacedNode], rooms: Sequence[Room], placement: Placement | None
+    nodes: Sequence[PlacedNode], executors: Sequence[Capacity], placement: Placement | None
 ) -> Assignment | None:
     """Return an executor for each node, or None if they do not fit together.
 
@@ -146,11 +146,11 @@ def assign(
 
     Args:
         nodes: with their shares.
-        rooms: what is free.
+        executors: what is free.
         placement: of the nodes of each group; None: even over executors.
     """
-    found = _assign(nodes, rooms, _PREFERENCES[placement])
-    return found if found is not None else _assign(nodes, rooms, _tightest)
+    found = _assign(nodes, executors, _PREFERENCES[placement])
+    return found if found is not None else _assign(nodes, executors, _tightest)
 
 
 @dataclass(slots=True)
@@ -161,61 +161,65 @@ class _Counts:
     hosts: Counter[str]
     executors: Counter[str]
 
-    def add(self, node: PlacedNode, room: Room) -> None:
-        self.group_hosts[node.group, room.host] += 1
-        self.hosts[room.host] += 1
-        self.executors[room.executor_id] += 1
+    def add(self, node: PlacedNode, executor: Capacity) -> None:
+        self.group_hosts[node.group, executor.host] += 1
+        self.hosts[executor.host] += 1
+        self.executors[executor.executor_id] += 1
 
 
-_Preference = Callable[[PlacedNode, Room, _Counts], tuple[float, ...]]
+_Preference = Callable[[PlacedNode, Capacity, _Counts], tuple[float, ...]]
 
 
 def _assign(
-    nodes: Sequence[PlacedNode], rooms: Sequence[Room], preference: _Preference
+    nodes: Sequence[PlacedNode], executors: Sequence[Capacity], preference: _Preference
 ) -> Assignment | None:
-    open_rooms = {room.executor_id: room for room in rooms}
+    left = {executor.executor_id: executor for executor in executors}
     counts = _Counts(Counter(), Counter(), Counter())
     chosen: dict[str, str] = {}
     hardest_first = sorted(nodes, key=lambda node: (-node.share.gpus, -node.share.cores))
     for node in hardest_first:
-        fitting = [room for room in open_rooms.values() if room.holds(node.share)]
+        fitting = [executor for executor in left.values() if executor.holds(node.share)]
         if not fitting:
             return None
-        best = min(fitting, key=lambda room: preference(node, room, counts))
+        best = min(fitting, key=lambda executor: preference(node, executor, counts))
         counts.add(node, best)
         chosen[node.name] = best.executor_id
-        open_rooms[best.executor_id] = best.without(node.share)
-    return Assignment(chosen, tuple(open_rooms.values()))
+        left[best.executor_id] = best.without(node.share)
+    return Assignment(chosen, tuple(left.values()))
 
 
-def _needless_gpus(node: PlacedNode, room: Room) -> float:
-    return room.free.gpus if not node.share.gpus else 0.0
+def _needless_gpus(node: PlacedNode, executor: Capacity) -> float:
+    return executor.free.gpus if not node.share.gpus else 0.0
 
 
-def _spread(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
+def _spread(node: PlacedNode, executor: Capacity, counts: _Counts) -> tuple[float, ...]:
     return (
-        counts.group_hosts[node.group, room.host],
-        counts.hosts[room.host],
-        counts.executors[room.executor_id],
-        _needless_gpus(node, room),
-        -room.free.cores,
+        counts.group_hosts[node.group, executor.host],
+        counts.hosts[executor.host],
+        counts.executors[executor.executor_id],
+        _needless_gpus(node, executor),
+        -executor.free.cores,
     )
 
 
-def _pack(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
+def _pack(node: PlacedNode, executor: Capacity, counts: _Counts) -> tuple[float, ...]:
     return (
-        -counts.group_hosts[node.group, room.host],
-        -counts.hosts[room.host],
-        *_tightest(node, room, counts),
+        -counts.group_hosts[node.group, executor.host],
+        -counts.hosts[executor.host],
+        *_tightest(node, executor, counts),
     )
 
 
-def _even(node: PlacedNode, room: Room, counts: _Counts) -> tuple[float, ...]:
-    return (counts.executors[room.executor_id], _needless_gpus(node, room), -room.free.cores)
+def _even(node: PlacedNode, executor: Capacity, counts: _Counts) -> tuple[float, ...]:
+    return (
+        counts.executors[executor.executor_id],
+        _needless_gpus(node, executor),
+        -executor.free.cores,
+    )
 
 
-def _tightest(node: PlacedNode, room: Room, _counts: _Counts) -> tuple[float, ...]:
-    return (_needless_gpus(node, room), room.free.cores)
+def _tightest(node: PlacedNode, executor: Capacity, _counts: _Counts) -> tuple[float, ...]:
+    return (_needless_gpus(node, executor), executor.free.cores)
 
 
 _PREFERENCES: Mapping[Placement | None, _Preference] = {

@@ -167,7 +167,7 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         seen = "no executor has registered"
     else:
         names = ", ".join(executor.executor_id for executor in offer.executors)
-        sizes = _products(offer) if needs.is_plain else _rooms(offer)
+        sizes = _products(offer) if needs.is_plain else _capacities(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
     busy = offer.busy - offer.launching
     held = f", {busy} of them held by running tasks" if busy else ""
@@ -196,9 +196,11 @@ def _products(offer: Offer) -> str:
     )
 
 
-def _rooms(offer: Offer) -> str:
-    rooms = Counter(str(each.room(offer.task, is_idle=True).free) for each in offer.executors)
-    return " + ".join(f"{count} x {room}" for room, count in rooms.items())
+def _capacities(offer: Offer) -> str:
+    capacities = Counter(
+        str(each.free_capacity(offer.task, is_idle=True).free) for each in offer.executors
+    )
+    return " + ".join(f"{count} x {capacity}" for capacity, count in capacities.items())
 
 
 def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:

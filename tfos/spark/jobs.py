@@ -37,6 +37,10 @@ _PYTHON_ERROR = re.compile(
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
+JVM_ENDED = (
+    "the driver's JVM ended, and with it the Spark application: see its log (hs_err_pid*.log of a "
+    "crash); if memory was short raise spark.driver.memory"
+)
 _FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
@@ -280,6 +284,22 @@ def _last_tasks_of(sc: Any, tag: str) -> TaskCounts | None:
 def was_cancelled(error: BaseException) -> bool:
     """Whether a job ended because it was cancelled, or because the SparkContext stopped."""
     return _CANCELLED.search(reason_of(error)) is not None
+
+
+def jvm_has_ended(sc: Any, error: BaseException) -> bool:
+    """Whether a job failed because the driver's JVM has ended; py4j's text does not say so.
+
+    Args:
+        sc: the SparkContext.
+        error: of the job.
+    """
+    if hasattr(error, "java_exception"):
+        return False
+    try:
+        sc._jvm.java.lang.System.nanoTime()
+    except Exception as silent:  # noqa: BLE001 - the end of a job is told, whatever this says
+        return isinstance(silent, OSError) or type(silent).__module__ == "py4j.protocol"
+    return False
 
 
 def failed_task_of(error: BaseException) -> int | None:

@@ -135,20 +135,29 @@ class Streams:
             raise StreamFailed(f"{type(error).__qualname__}: {error}") from None
 
     @contextlib.contextmanager
-    def stopped(self, timeout_s: float) -> Iterator[None]:
+    def stopped(self, timeout_s: float, failure: Exception | None = None) -> Iterator[None]:
         """Stop every query in order before the block; raise after it what nobody has seen.
+
+        An error of the block comes first; what nobody has seen is a note of it.
 
         Args:
             timeout_s: for all of them; may be infinite.
+            failure: of a DStream, which nobody has seen either.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             trainings = list(self._trainings)
         ends = (each.end(max(0.0, deadline_s - time.monotonic())) for each in trainings)
-        unseen = [error for error in ends if error is not None]
-        yield
-        if unseen:
-            raise unseen[0]
+        unseen = [error for error in (*ends, failure) if error is not None]
+        try:
+            yield
+            if unseen:
+                raise unseen.pop(0)
+        except BaseException as error:
+            for each in unseen:
+                if str(each) not in str(error):  # it may be the cluster's own failure
+                    error.add_note(f"Before that: {each}")
+            raise
 
     # ---- inside ----
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfos.tensorflowonspark import TFNode
+from tfos.topology import TRAINING_ROLES
 from tfos.worker.ported_context import PortedContext
-
-_TRAINERS = ("chief", "master", "worker")
 
 
 class TFNodeContext:
@@ -46,7 +45,7 @@ class TFNodeContext:
         self.job_name = job_name
         self.task_index = task_index
         self.cluster_spec = dict(cluster_spec or {})
-        self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in _TRAINERS)
+        self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in TRAINING_ROLES)
         self.defaultFS = defaultFS
         self.working_dir = working_dir
         self.mgr = mgr

@@ -46,6 +46,7 @@ from typing import Any, TypeAlias
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
 from tfos.control.members import Member
+from tfos.control.messages import MOST_METRICS
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
@@ -57,7 +58,6 @@ MOST_EPOCHS = 50
 MOST_NEWER_EPOCHS = 10
 """For who looks again and again: the page shows no more."""
 MOST_FAILURES = 20
-MOST_METRICS = 20
 MOST_FEEDS = 8
 MESSAGE_CHARS = 2000
 TRACEBACK_CHARS = 8000

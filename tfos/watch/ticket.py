@@ -2,7 +2,7 @@
 
 Covers: what is in it; its directory, of the user's login; a second one, in the user's cache, for
 clusters that train a DStream: another host with the same home may stop the stream.
-Does not: write and read files (tfos.control.ticket_files), ask the driver (tfos.watch.operator).
+Does not: write and read files (tfos.watch.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
 The key proves one right: to ask as the operator, or to end the streams.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rpc.jit.cache_directory import real_path, user_cache, why_unsafe
 from rpc.process_id import ProcessId
-from tfos.control import ticket_files
 from tfos.errors import SettingsError
+from tfos.watch import ticket_files
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 LOGINS = "/run/user"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpc.auth.handshake import Identity, Role
-from tfos.control.messages import METRIC, Joining, RosterEntry
+from tfos.control.messages import METRIC, MOST_METRICS, Joining, RosterEntry
 from tfos.errors import PhaseError, UnsupportedModel
 from tfos.files import paths
 from tfos.files.checkpoint_storage import Storages
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ps.compression.format import Compression
     from ps.manifest.manifest import Consistency
     from rpc.auth.handshake import Credentials
-    from rpc.endpoint import Endpoint
     from tfos.collectives.group import RankGroup
     from tfos.collectives.offers import Offers
     from tfos.keras.data.columns import Dtypes, Selector
@@ -48,11 +47,6 @@ if TYPE_CHECKING:
     from tfos.reading.reading import Reading
     from tfos.worker.feeds import WorkerFeeds
     from tfos.worker.reports.epoch_reports import EpochReports
-    from tfos.worker.saver import ChiefSaver
-
-
-_MOST_METRICS = 20
-"""As many as the driver shows: each goes with every heartbeat."""
 
 
 class NodeContext(PortedContext):
@@ -65,9 +59,9 @@ class NodeContext(PortedContext):
             if ctx.is_chief:
                 ctx.export(model, "hdfs:///models/digits.keras")
 
-    For tfos itself, not for programs: `fit_place`, `feed_channel`, `trained_feeds`, `epochs`,
-    `seen_progress`, `resumes_…`, `check_…`, `saver`, `save_now`, `new_ps_client`, `server_moved`,
-    `hand_over`, `report_numbers`, `send_output`, `finish`.
+    For tfos itself, not for programs: `servers`, `fit_place`, `feed_channel`, `trained_feeds`,
+    `epochs`, `seen_progress`, `resumes_…`, `check_servers_used`, `save_now`, `new_ps_client`,
+    `hand_over`, `report_numbers`, `send_output`.
 
     Attributes:
         job_name: `chief`, `master`, `worker` or `evaluator`.
@@ -87,6 +81,7 @@ class NodeContext(PortedContext):
         cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
         inputs: by name of the job's inputs, the paths of this worker's files.
+        servers: the parameter servers as this worker reaches them.
         fit_place: where the fits of a restarted worker begin; None: at the start.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         trained_feeds: record of the trained epochs of fed rows.
@@ -152,10 +147,9 @@ class NodeContext(PortedContext):
         self._credentials, self._offers = credentials, offers
         self._identity = Identity(Role.WORKER, bundle.node.rank, spec.attempt)
         self._rank_group: RankGroup | None = None
-        self._saver: ChiefSaver | None = None
         self._distributed: tuple[weakref.ref[keras.Model], str] | None = None
         """The model that `distribute` got, and its name; None: none yet."""
-        self._servers = ServerAccess(
+        self.servers = ServerAccess(
             spec,
             roster,
             identity=self._identity,
@@ -166,7 +160,7 @@ class NodeContext(PortedContext):
         )
 
     def __repr__(self) -> str:
-        return f"NodeContext({self._name}, {self.num_workers} workers, {self._servers.count} ps)"
+        return f"NodeContext({self._name}, {self.num_workers} workers, {self.servers.count} ps)"
 
     @property
     def attempt(self) -> int:
@@ -235,13 +229,13 @@ class NodeContext(PortedContext):
 
     @property
     def resumes_epochs(self) -> bool:
-        """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
-        return self._servers.resumes_epochs
+        """See ServerAccess."""
+        return self.servers.resumes_epochs
 
     @property
     def resumes_rate(self) -> bool:
-        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
-        return self._servers.resumes_rate
+        """See ServerAccess."""
+        return self.servers.resumes_rate
 
     def ps_client(self) -> PSClient:
         """Return this process's connection to the parameter servers, the same on every call.
@@ -252,22 +246,11 @@ class NodeContext(PortedContext):
         Raises:
             NoServersError: the cluster has none.
         """
-        return self._servers.client()
+        return self.servers.client()
 
     def check_servers_used(self, what: str) -> None:
-        """Refuse a training that leaves the cluster's servers out.
-
-        Args:
-            what: the training, as the beginning of a sentence: "fit() trains this model".
-
-        Raises:
-            NotDistributed: there are servers, and this process has not asked for their client.
-        """
-        self._servers.check_used(what)
-
-    def check_servers_seeded(self, what: str) -> None:
-        """Refuse what check_servers_used refuses, unless another worker has seeded the servers."""
-        self._servers.check_seeded(what)
+        """Refuse a training, `what`, that leaves the servers out; see ServerAccess.check_used."""
+        self.servers.check_used(what)
 
     def rank_group(self) -> RankGroup:
         """Return the collective calls of this cluster's workers, the same on every call.
@@ -303,30 +286,13 @@ class NodeContext(PortedContext):
             )
         whole_files.replace(self._value_fd, value)
 
-    def saver(self) -> ChiefSaver | None:
-        """Return the saver of the cluster's checkpoints; None on workers that do not save."""
-        self._saver = self._servers.saver()
-        return self._saver
-
     def save_now(self) -> str | None:
-        """Save what has changed, in one try; return why that failed, empty if it did not.
-
-        None on workers that do not save, and without checkpoints.
-        """
-        return None if self._saver is None else self._saver.save_once()
+        """See ServerAccess.save_now."""
+        return self.servers.save_now()
 
     def new_ps_client(self) -> PSClient:
         """Return another connection to the servers, which its caller closes."""
-        return self._servers.new_client()
-
-    def server_moved(self, rank: int, endpoint: Endpoint) -> None:
-        """Reach a server at another place from now on: it was lost and started again.
-
-        Args:
-            rank: of the server.
-            endpoint: where it listens.
-        """
-        self._servers.moved(rank, endpoint)
+        return self.servers.new_client()
 
     def dataset(  # noqa: PLR0913 - what a user may say about rows, all but one by keyword
         self,
@@ -423,7 +389,7 @@ class NodeContext(PortedContext):
             SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
             CollectiveError: num_ps=0, and another worker does not come here.
         """
-        self._servers.serve_where_none_are(self._only(model), consistency)
+        self.servers.serve_where_none_are(self._only(model), consistency)
         from tfos.keras.fit.distribute import distribute
 
         distribute(
@@ -488,7 +454,7 @@ class NodeContext(PortedContext):
 
     @property
     def all_epochs(self) -> int:
-        """For `fit(epochs=ctx.all_epochs)` of a distributed model: until the feed ends."""
+        """For `fit(epochs=ctx.all_epochs)` on `ctx.dataset(…)`: until the feed ends."""
         from tfos.keras.data.epoch_length import AllEpochs
 
         return AllEpochs()
@@ -606,7 +572,7 @@ class NodeContext(PortedContext):
             metrics: further numbers by any name, shown by `cluster.status()`, `tfos status` and the
                 page, the first 20 of them.
         """
-        own = dict(itertools.islice((metrics or {}).items(), _MOST_METRICS))
+        own = dict(itertools.islice((metrics or {}).items(), MOST_METRICS))
         named = {f"{METRIC}{name}": value for name, value in own.items()}
         self.report_numbers({**named, "steps": step, "rows": rows, "loss": loss})
 
@@ -625,13 +591,3 @@ class NodeContext(PortedContext):
             config.inputs, self.rank, self.num_workers, directory / "inputs", self.absolute_path
         )
         return inputs, WorkerOutput(config.output or "", name, directory / "output")
-
-    def finish(self, *, has_joined: bool = False) -> None:
-        """Leave the training finally: barriers no longer wait for this worker.
-
-        A worker that never used the servers also sends this: the others' epochs wait for it.
-
-        Args:
-            has_joined: whether TensorFlow in this process has joined that of the other workers.
-        """
-        self._servers.finish(has_joined=has_joined)

@@ -68,7 +68,12 @@ class WorkerFeeds:
         self._node, self._names = bundle.node, bundle.settings.feeds
         self._send, self._meter, self._stopped = send, meter, stopped
         self.channel = FeedChannel(
-            FeedConfig(max_inflight_bytes=bundle.settings.config.max_inflight_bytes),
+            FeedConfig(
+                max_inflight_bytes=bundle.settings.config.max_inflight_bytes,
+                # A stream may be quiet for any time. A stopping cluster ends the wait; where the
+                # driver is gone the supervisor ends this process.
+                starve_timeout_s=threading.TIMEOUT_MAX,
+            ),
             worker=bundle.name,
             on_rows=RowMarks(spec.rows_fd, self._names).note if spec.rows_fd >= 0 else None,
         )
@@ -197,6 +202,6 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
             )
             for each in stats.epochs
         ),
-        is_drained=stats.draining,
+        is_drained=stats.is_drained,
         is_terminated=stats.is_terminated,
     )

@@ -190,11 +190,11 @@ class WorkerProcess:
             self._feeds.channel.drain()
             trained_rows = self._feeds.channel.train_rows()
             if trained_rows:
-                context.check_servers_seeded(f"main_fun has taken {trained_rows} rows of train()")
+                context.servers.check_seeded(f"main_fun has taken {trained_rows} rows of train()")
             self._feeds.trained.end()
             if saver is not None:
-                self._feeds.trained.closed(saver.close())
-            context.finish(has_joined=self._in_collective)
+                self._feeds.trained.closed(self._saves.close(saver))
+            context.servers.finish(has_joined=self._in_collective)
             self._activity.enter("sending the output")
             context.send_output()
             if mirror is not None:
@@ -297,7 +297,7 @@ class WorkerProcess:
                 for entry in self._roster
             )
             if self._context is not None:
-                self._context.server_moved(rank, endpoint)
+                self._context.servers.moved(rank, endpoint)
 
     def _ask_to_stop(self, order: messages.StopTraining) -> None:
         """Note that main_fun is to train no further; it goes on until it asks."""

@@ -53,7 +53,7 @@ class RunSaves:
         """Resume and save by the user's plan from now on; tell the driver what is trained."""
         self._start(context)
         if context.is_chief and self._settings.feeds:
-            run, resumes = self._settings.cluster_id, context.resumes_epochs
+            run, resumes = self._settings.cluster_id, context.servers.resumes_epochs
             self._trained.begin(self._saver, context.ps_client, run=run, resumes=resumes)
 
     def begin_late(self, context: NodeContext) -> None:
@@ -61,7 +61,7 @@ class RunSaves:
         self._start(context)
         if self._saver is not None and self._settings.feeds:
             self._trained.begin_late(self._saver, context.ps_client)
-            if context.resumes_rate and self._saver.restored_step is not None:
+            if context.servers.resumes_rate and self._saver.restored_step is not None:
                 _logger.warning(
                     "this run goes on from step %d with num_ps=0, where nothing tells in time "
                     "which epochs that run had trained: every epoch that is fed is trained. Feed "
@@ -80,6 +80,20 @@ class RunSaves:
         saver, self._saver = self._saver, None
         return saver
 
+    def close(self, saver: ChiefSaver) -> str:
+        """Make the last save, and tell the driver if it failed: main_fun has returned.
+
+        Args:
+            saver: which `end` has returned.
+
+        Returns:
+            Why it failed; empty if it did not.
+        """
+        error = saver.close()
+        if error:
+            self._not_saved(saver, error, is_last=True)
+        return error
+
     def save_now(self, order: messages.SaveNow) -> None:
         """Carry out an order to save between two steps, and report the checkpoint's place."""
         saver, path, step = self._saver, "", -1
@@ -91,12 +105,21 @@ class RunSaves:
         self._send(messages.SavedNow(order.number, path, step, error))
 
     def _start(self, context: NodeContext) -> None:
-        self._saver = context.saver()
-        if self._saver is None:
+        saver = self._saver = context.servers.saver()
+        if saver is None:
             return
-        self._saver.start()
+        saver.on_unsaved(lambda error: self._not_saved(saver, error, is_last=False))
+        saver.start()
         plan = self._settings.config.checkpoints
         if plan is not None and plan.keep_best is not None:
             from tfos.worker.best_checkpoint import BestKeeper  # with it the client that saves
 
-            self._epochs.keep_best(BestKeeper(plan, self._saver))
+            self._epochs.keep_best(BestKeeper(plan, saver))
+
+    def _not_saved(self, saver: ChiefSaver, error: str, *, is_last: bool) -> None:
+        plan = self._settings.config.checkpoints
+        directory = plan.directory if plan is not None else ""
+        error, directory = (
+            visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, directory)
+        )
+        self._send(messages.NotSaved(directory, error, saver.saved_step, is_last))

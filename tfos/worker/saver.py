@@ -18,7 +18,7 @@ from ps.checkpoint.choice import best, latest, steps_on_disk
 from ps.checkpoint.format import Checkpoint, step_name
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
-from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.periodic_saver import ASKED_TRIES, Period, PeriodicSaver
 from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, ServerRestoring
 from ps.protocol.permissions import ServerPhase
@@ -186,9 +186,17 @@ class ChiefSaver:
         """
         self._saver.on_saved = lambda number, step: saved(number, step, self.saved_generations)
 
+    def on_unsaved(self, told: Callable[[str], object]) -> None:
+        """Call this with the reason once periodic saves fail again and again, or none is possible.
+
+        Args:
+            told: called in the saver's thread, once until a save succeeds.
+        """
+        self._saver.on_unsaved = told
+
     def close(self) -> str:
         """Save changes since the last save, and end; return why that save failed. Idempotent."""
-        error = self._saver.close()
+        error = self._saver.close(tries=ASKED_TRIES)
         self._client.close()
         return error
 

@@ -81,6 +81,7 @@ class ServerAccess:
         self._place = (spec.executor.host, spec.socket_dir)
         self._rank_group, self._on_own_shard = rank_group, on_own_shard
         self._own_shard: OwnShard | None = None
+        self._saver: ChiefSaver | None = None
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         self._client: PSClient | None = None
         self._run_notes: RunNotes | None = None
@@ -174,13 +175,21 @@ class ServerAccess:
                 aside(client.bring_answers)
 
     def saver(self) -> ChiefSaver | None:
-        """Return the saver of the cluster's checkpoints; None on workers that do not save."""
+        """Return a new saver of the cluster's checkpoints; None on workers that do not save."""
         from tfos.worker.saver import ChiefSaver
 
         plan, joins = self._config.checkpoints, self._identity.generation > 0
         if plan is None or not self._node.is_chief or not self._endpoints:
             return None
-        return ChiefSaver(plan, self.new_client, self._storages, joins=joins)
+        self._saver = ChiefSaver(plan, self.new_client, self._storages, joins=joins)
+        return self._saver
+
+    def save_now(self) -> str | None:
+        """Save what has changed, in one try; return why that failed, empty if it did not.
+
+        None on workers that do not save, and without checkpoints.
+        """
+        return None if self._saver is None else self._saver.save_once()
 
     def serve_where_none_are(self, model: Any, consistency: Consistency) -> None:
         """In a cluster without servers, serve one shard per worker, in the workers.

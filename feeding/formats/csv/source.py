@@ -88,6 +88,10 @@ class CsvSource(LineSource):
             lines=self._quoted or RowLines(blank=False, header=has_header),
             partitions=partitions,
         )
+        if across_lines or not has_header:
+            quoting = f" across lines {request.escape!r}" if across_lines else ""
+            choice = f"header={has_header}{quoting}"
+            self.listed = [dataclasses.replace(file, choice=choice) for file in self.listed]
         self._request = request = self._without_directories(request)
         self._format = pa_csv.ParseOptions(
             delimiter=request.delimiter, newlines_in_values=across_lines

@@ -7,6 +7,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from feeding.errors import FeedSettingsError
+from feeding.reading.splits import UNTOLD
 
 _MAY_TAKE_NAN = re.compile(r"!=|\b(?!is_in\()\w+\(")
 """What may be true of NaN in the text of an expression: `!=`, and each function but `is_in`."""
@@ -52,6 +54,16 @@ class RowFilter:
         if not isinstance(filters, pc.Expression):
             is_one = isinstance(filters[0][0], str)
             self._alternatives = [list(filters)] if is_one else [list(each) for each in filters]
+
+    @functools.cached_property
+    def choice(self) -> str:
+        """The conditions as text, in an order of its own.
+
+        UNTOLD for an expression of pyarrow, whose text may be shortened.
+        """
+        if self._alternatives is None:
+            return UNTOLD
+        return repr(sorted({_conditions(every) for every in self._alternatives}))
 
     def may_use(self, path: Iterable[str]) -> bool:
         """Return whether the expression may use a column; True for a few others too.
@@ -148,3 +160,16 @@ def _without_codes(batch: pa.RecordBatch) -> pa.RecordBatch:
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _conditions(given: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted({_condition(*each) for each in given}))
+
+
+def _condition(column: str, operator: str, value: Any) -> tuple[str, ...]:
+    if operator in ("in", "not in"):
+        values = value if hasattr(value, "to_pylist") else pa.array(list(value))
+        return (column, operator, *sorted(set(map(repr, values.to_pylist()))))
+    # As pyarrow's: numpy's numbers, and their text, are those of its release.
+    found = value if isinstance(value, pa.Scalar) else pa.scalar(value)
+    return (column, "==" if operator == "=" else operator, repr(found.as_py()))

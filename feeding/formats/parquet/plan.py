@@ -147,6 +147,11 @@ class ParquetPlan:
         return list(dict.fromkeys(column.name for column in needed))
 
     @property
+    def choice(self) -> str:
+        """Which rows are read; see SourceFile."""
+        return "" if self._filter is None else self._filter.choice
+
+    @property
     def has_filter(self) -> bool:
         """Whether a filter drops rows."""
         return self._filter is not None

@@ -86,7 +86,9 @@ class ParquetSource:
                 self._bad.skip(file.path, 0, error)
                 continue
             rows, held = self._wanted(plan, footer)
-            files.append(dataclasses.replace(file, piece_rows=rows, held_bytes=held))
+            files.append(
+                dataclasses.replace(file, piece_rows=rows, held_bytes=held, choice=plan.choice)
+            )
         if plan is None:
             others = f"{len(listed) - 1} other files"
             raise unfit or DataError(f"{listed[0].path} and {others}: none can be read")

@@ -23,10 +23,9 @@ Fields = dict[int, "int | Fields | Items"]
 
 
 class Items(NamedTuple):
-    """A list: the kind of its items by the protocol; numbers or structs, empty for other kinds."""
+    """A list: the kind of its items by the protocol; structs, empty for other kinds."""
 
     kind: int
-    numbers: list[int]
     structs: list[Fields]
     num_items: int
 
@@ -80,13 +79,12 @@ def struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
 
 
 def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
-    """Read a list; text and booleans are skipped."""
+    """Read a list; all but structs is passed over."""
     head = data[at]
     kind, count = head & 15, head >> 4
     at += 1
     if count == _MANY_ITEMS:
         count, at = _varint(data, at)
-    numbers: list[int] = []
     structs: list[Fields] = []
     for _ in range(count):
         _ = data[at]  # a longer list than the data ends here
@@ -96,8 +94,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
             found, at = struct(data, at, depth + 1)
             structs.append(found)
         elif kind in _INTEGERS:
-            value, at = _signed(data, at)
-            numbers.append(value)
+            _, at = _varint(data, at)
         elif kind == BINARY:
             length, at = _varint(data, at)
             at += length
@@ -105,7 +102,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
             at += _SIZES[kind] or 1  # a boolean of a list is a byte
         else:
             raise DataError(f"its metadata holds a list of unknown kind {kind}")
-    return Items(kind, numbers, structs, count), at
+    return Items(kind, structs, count), at
 
 
 def _signed(data: bytes, at: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from feeding.reading.splits import SourceFile, Split
 
 
 def record_blocks(
-    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None = None
+    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None
 ) -> Iterator[RecordBlock]:
     """Yield the records of a range, in blocks; see RecordReader.blocks.
 
@@ -50,7 +50,7 @@ def opened_records(
     split: Split,
     listed: SourceFile,
     bad: BadData,
-    limits: RecordLimits | None = None,
+    limits: RecordLimits | None,
     ahead_until: int | None = None,
 ) -> Iterator[RecordReader]:
     """Open the records of a range.

@@ -38,8 +38,8 @@ its traceback: the end of this thread would be the end of all saves."""
 _RETRY_S = 1.0
 """Pause after the first failed save; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
-_ASKED_TRIES = 4
-"""Tries of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server to restart."""
+ASKED_TRIES = 4
+"""Of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server that is restarted."""
 _LOOK_S = 0.5
 """How often the servers' clocks are read when saves come by steps, and the end is looked for."""
 
@@ -72,7 +72,7 @@ class PeriodicSaver:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._holders: set[Hashable] = set()
-        self._saves_last = True
+        self._saves_last, self._last_tries = True, 1
         self._attached: PSClient | None = None
         self._saved_step = -1
         self._saved_clock = 0
@@ -82,8 +82,12 @@ class PeriodicSaver:
         self.on_saved: Callable[[int, int], object] | None = None
         """Called behind each save, before the next may begin: its number among those that have
         begun, and its step."""
+        self.on_unsaved: Callable[[str], object] = lambda _: None
+        """Called with the reason once periodic saves fail again and again, or none is possible."""
         self._num_failed = 0
         """Saves, since the last that succeeded."""
+        self._is_told = False
+        """`on_unsaved` was called since then."""
         self._due_s = 0.0
         """When to save next, as monotonic time."""
         self._thread = threading.Thread(target=self._run, name="tfos-saver", daemon=True)
@@ -110,23 +114,17 @@ class PeriodicSaver:
         with self._lock:
             self._holders.discard(holder)
 
-    def save_now(self, score: Score | None = None, *, tries: int = _ASKED_TRIES) -> str:
+    def save_now(self, score: Score | None = None, *, tries: int = ASKED_TRIES) -> str:
         """Save what has changed since the last save, also while saves are held.
 
         Args:
-            score: score of the parameters; with it also what has not changed is saved once more.
-            tries: how often to try.
+            score: of the parameters; with it also what has not changed is saved once more.
+            tries: how often to try; none begins after the time of one save.
 
         Returns:
             Why it failed, several times; empty once it is saved.
         """
-        error = ""
-        for attempt in range(tries):
-            with self._lock:
-                error = self._save(score)
-            if not error or attempt == tries - 1 or self._ended.wait(_RETRY_S * 2**attempt):
-                break
-        return error
+        return self._save_with(tries, self._ended.wait, score)
 
     def save_between(self) -> str:
         """Save what has changed, unless saves are held: then say so instead of waiting.
@@ -147,14 +145,18 @@ class PeriodicSaver:
         """Step of the last save; -1: there was none."""
         return self._saved_step
 
-    def close(self, *, last: bool = True) -> str:
+    def close(self, *, last: bool = True, tries: int = 1) -> str:
         """End, after a `last` save of what was trained since the one before. Idempotent.
+
+        Args:
+            last: whether to save.
+            tries: how often to try; none begins after the time of one save.
 
         Returns:
             Why that save failed, or was never possible; empty if it did not, or there was nothing
             to save.
         """
-        self._saves_last = last
+        self._saves_last, self._last_tries = last, tries
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -169,13 +171,17 @@ class PeriodicSaver:
         while not self._ended.wait(_LOOK_S):
             self._save_due(is_due=time.monotonic() >= self._due_s)
         if self._saves_last:
-            with self._lock:
-                self._last_error = self._save()
+            self._last_error = self._save_with(self._last_tries, time.sleep)
 
     def _save_due(self, *, is_due: bool) -> None:
         with self._lock:
-            if not self._holders and (is_due or self._has_grown()):
-                self._save()
+            if self._holders or not (is_due or self._has_grown()):
+                return
+            error = self._save()
+            # A server that is started again fails the first few.
+            if error and self._num_failed >= ASKED_TRIES and not self._is_told:
+                self._is_told = True
+                self.on_unsaved(error)
 
     def _wait_seeded(self) -> bool:
         """Wait until there is something to save; looked for once more at the end."""
@@ -187,6 +193,7 @@ class PeriodicSaver:
             except (ManifestMismatch, PSSettingsError) as error:
                 self._last_error = _text(error)
                 _logger.warning("nothing is saved: %s", error)
+                self.on_unsaved(self._last_error)
                 return False
             except Exception as error:
                 # A disk that is away, a server that stops and is replaced.
@@ -237,6 +244,20 @@ class PeriodicSaver:
         except Exception:  # noqa: BLE001 - see _EXPECTED
             return False  # the next save will tell
 
+    def _save_with(
+        self, tries: int, pause: Callable[[float], object], score: Score | None = None
+    ) -> str:
+        """Save with several tries, until a pause returns True; return why the last one failed."""
+        until_s = time.monotonic() + self._period.timeout_s
+        error = ""
+        for attempt in range(tries):
+            with self._lock:
+                error = self._save(score)
+            is_over = attempt == tries - 1 or time.monotonic() >= until_s
+            if not error or is_over or pause(_RETRY_S * 2**attempt):
+                break
+        return error
+
     def _save(self, score: Score | None = None) -> str:
         """Save if anything has changed, rows and metadata too; what failed is soon tried again.
 
@@ -260,7 +281,7 @@ class PeriodicSaver:
             self._saved_clock = clock
             if self.on_saved is not None:
                 self.on_saved(self.num_begun, self._saved_step)
-            self._num_failed = 0
+            self._num_failed, self._is_told = 0, False
             wait_s = period.every_s
         except Exception as error:  # noqa: BLE001 - see _EXPECTED
             failed = _text(error)

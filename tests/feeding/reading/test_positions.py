@@ -239,34 +239,11 @@ def test_a_window_goes_on_with_files_in_another_directory(monkeypatch, saved_in)
     assert sorted(n for _, n in first.seen + run.seen) == source.expected()
 
 
-def test_a_window_of_urls_has_the_order_of_older_releases():
+def test_the_order_of_a_window_of_urls_does_not_change():
     source = Rows([[30], [30]], "bytes", directory="hdfs://n/d")
     run = Run(source, 1, WINDOWS, START)
     run.read(0, 8, 1)
     assert [n for _, n in run.seen] == [37, 33, 30, 31, 36, 35, 34, 32]
-
-
-BEFORE_WIDTHS = (
-    b'{"files":"7edbfe8714ed29ab5fddfb0c","seed":1,"shuffle_rows":8,"generation":0,"worker":0,'
-    b'"num_workers":1,"place":[0,0,[[[0,0],[1,0],[2,0],[3,0]],4],4,8,[[[0,2],[1,2],[2,2],[3,2]],4]]}'
-)
-"""A position of a release whose windows had no width and were named by whole paths of this host,
-after 4 of 53 rows."""
-
-
-def test_a_window_of_an_older_release_goes_on(monkeypatch):
-    """And so does one that is stopped again before the window ends."""
-    monkeypatch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
-    source = Rows([[3, 10, 10, 10, 10, 10]], "pieces", directory="/data")
-    course, seen = START, [13, 43, 14, 34]
-    saved = msgspec.json.decode(BEFORE_WIDTHS, type=Position)
-    for num_rows in (2, 47):
-        course = course_after(course, [saved], source.files(), saved)
-        run = Run(source, 1, WINDOWS, course)
-        run.read(0, num_rows, 1)
-        seen += [n for _, n in run.seen]
-        (saved,) = run.saved(set())
-    assert sorted(seen) == source.expected()
 
 
 @settings(max_examples=100)

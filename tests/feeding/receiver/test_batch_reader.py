@@ -87,6 +87,13 @@ def one_batch(rows):
     return batch
 
 
+@pytest.mark.parametrize("second", [b"cd", b"cde"])
+def test_bytearrays_are_bytes_in_a_batch(second):
+    batch = one_batch([(bytearray(b"ab"), 1), (bytearray(second), 2)])
+    assert batch.nest()[0].tolist() == [b"ab", second]
+    assert {type(each) for each in batch.nest()[0]} == {bytes}
+
+
 def test_a_batch_is_nested_as_its_rows_are():
     batch = one_batch([([1, 2], {"a": 0.5, "b": "t"}, 3)])
     x, parts, y = batch.nest()

@@ -13,6 +13,7 @@ import pytest
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
+from feeding.receiver.channel import FeedChannel
 from feeding.receiver.data_feed import DataFeed
 from feeding.sender.task import FeedTask
 from rpc.auth.handshake import Identity, Role
@@ -265,7 +266,7 @@ def test_a_feed_tells_whether_it_was_terminated_or_all_of_them_ended():
         worker.channel.drain("other")
         worker.channel.drain()
         found = [worker.channel.stats(feed) for feed in ("input", "other")]
-        assert [(each.draining, each.is_terminated) for each in found] == [
+        assert [(each.is_drained, each.is_terminated) for each in found] == [
             (True, False),
             (True, True),
         ]
@@ -416,17 +417,17 @@ def test_a_feeder_may_not_open_feeds_without_end():
 
 
 OTHER_VERSIONS = {
-    "of 4: the feed, a schema or none, the version": (
+    "a text in the place of the version": (
         bytes.fromhex("9aa548656c6c6fa5696e707574c0040000c200c200"),
         "not a feed request: Expected `int`, got `str`",
     ),
     "of 6, like this one": (
         bytes.fromhex("98a548656c6c6f06a5696e7075740000c20000"),
-        "speaks chunk version 5, this feeder 6",
+        "speaks chunk version 1, this feeder 6",
     ),
     "of 7, unlike this one": (
         bytes.fromhex("95a548656c6c6f079001c0"),
-        "speaks chunk version 5, this feeder 7",
+        "speaks chunk version 1, this feeder 7",
     ),
 }
 
@@ -474,3 +475,16 @@ def test_tasks_carry_only_what_they_need():
                 if isinstance(task, FeedTask)
                 else set()
             )
+
+
+def test_a_worker_that_is_late_finds_its_epoch_validated():
+    """Whose end may be followed by that of the next one."""
+    channel = FeedChannel()
+    channel.flush("input", 0)
+    assert not channel.is_validated("input", 0)
+    for epoch in (1, 2):
+        channel.flush("input", epoch, ("validation", epoch))
+    assert channel.is_validated("input", 1)
+    assert channel.is_validated("input", 2)
+    channel.flush("input", 3)
+    assert not channel.is_validated("input", 3)

@@ -135,7 +135,7 @@ def test_draining_drops_what_is_unread_and_what_comes():
     queue.flush(0)
     stats = consistent(queue)
     assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (6, 2, 4)
-    assert (stats.unread_bytes, stats.epochs_done, stats.epoch) == (0, 1, 1)
+    assert (stats.unread_bytes, stats.epochs_done, queue.epoch) == (0, 1, 1)
     assert read(queue) == ["over"]
 
 
@@ -239,6 +239,21 @@ def test_a_batch_is_trained_when_the_trainer_comes_back():
     queue.settle()
     assert queue.is_over(0)
     assert (epoch_of(queue, 0).accepted_rows, epoch_of(queue, 1).trained_rows) == (4, 0)
+
+
+def test_rows_that_the_trainer_leaves_out_are_trained_with_the_batch_before_them():
+    queue = FeedQueue("input")
+    for rows in (1, 2, 3):
+        queue.offer(chunk(*range(rows)))
+    take(queue, pop_chunk(queue))
+    take(queue, pop_chunk(queue))
+    last = pop_chunk(queue)
+    queue.count_taken(last.num_rows)
+    queue.hand(receipt_of([ChunkRows(last, 0, 3)]), with_last=True)
+    queue.settle(1)
+    assert consistent(queue).trained_rows == 1
+    queue.settle()
+    assert consistent(queue).trained_rows == 6
 
 
 def test_rows_of_train_are_counted_apart_from_those_of_inference():

@@ -9,7 +9,15 @@ import pytest
 
 from feeding.errors import ResultCountError, RowError, SchemaError
 from feeding.receiver.data_feed import DataFeed
-from tests.support.feed import CONFIG, Background, Worker, inference_task, workers
+from tests.support.feed import (
+    CONFIG,
+    Background,
+    Worker,
+    feed_task,
+    inference_task,
+    read_epochs,
+    workers,
+)
 
 pytestmark = pytest.mark.socket
 
@@ -170,3 +178,17 @@ def test_rows_of_different_inferences_may_look_different():
         assert run(inference_task([worker]), range(5)) == [*range(5)]
         finish(worker)
         loop.result()
+
+
+def test_a_reader_that_trains_drops_the_rows_of_an_inference_and_its_task_fails_at_once():
+    with workers(1) as (worker,):
+        reading = read_epochs(worker, 4)
+        with pytest.raises(ResultCountError, match=r"worker:0 trains on feed 'input'.*once main_"):
+            run(inference_task([worker]), range(50))
+        list(feed_task([worker])(0, iter(range(9))))
+        worker.channel.flush("input", 0)
+        worker.channel.finish("input")
+        assert [[batch.num_rows for batch in epoch] for epoch in reading.result()] == [[4, 4, 1]]
+        stats = worker.channel.stats("input")
+        assert (stats.trained_rows, stats.in_flight_rows) == (9, 0)
+        assert stats.fed_rows == 9 + stats.dropped_rows > 9

@@ -123,6 +123,7 @@ LOST = {
     "lost": None,
     "empty": b"",
     "cut": b'{"cluster_id":"c","number":3,"ho',
+    "without its digest": b'{"cluster_id":"c","number":1,"host":"h","pid":1,"token":"ab"}',
     "noise": bytes(range(256)),
 }
 
@@ -243,8 +244,3 @@ def test_live_workers_go_on_with_a_server_whose_predecessors_numbers_are_lost(tm
         start(endpoint.port)
         worker.push(ones, hyper=Hyper(1.0), rows=1)
         assert set(bed.pulled(worker)["trainable"].tolist()) == {2.0}
-
-
-def test_a_file_of_the_version_before_is_read(tmp_path: Path):
-    (tmp_path / COPIES[0]).write_text('{"cluster_id":"c","number":7,"host":"h","pid":1}')
-    assert guard(tmp_path).number == 8

@@ -48,13 +48,6 @@ def beat(tmp_path, number: int) -> None:
     (tmp_path / f".{LEASE_NAME}.ab.beat").write_bytes(b"%d" % number)
 
 
-OLD = (
-    '{"owner":"old","host":"far","kernel":"another boot pid:[1]","pid":4711,"started":"99",'
-    '"beat":%d}'
-)
-"""A lease as it was when holders renewed it in place, under a lock."""
-
-
 @pytest.mark.fault("F43")
 def test_another_live_job_is_refused_with_both_names(tmp_path, storage):
     first, second = Lease(storage, "first"), Lease(storage, "second")
@@ -322,26 +315,6 @@ def test_a_lease_that_is_half_written_at_first_is_its_writers(tmp_path, storage,
     monkeypatch.setattr(lease._ended, "wait", finish)
     with pytest.raises(CheckpointError, match="used by job 'other'"):
         lease.take()
-
-
-@pytest.mark.fault("F43")
-def test_a_lease_of_the_version_before_is_read(tmp_path, storage, monkeypatch, caplog):
-    (tmp_path / LEASE_NAME).write_text(OLD % 0)
-    lease = Lease(storage, "job", timing=LeaseTiming(silent_s=0.05))
-
-    def renew_in_place(_seconds: float) -> bool:
-        (tmp_path / LEASE_NAME).write_text(OLD % 1)
-        return False
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lease._ended, "wait", renew_in_place)
-        with pytest.raises(CheckpointError, match=r"used by job 'old' \(host far, pid 4711\)"):
-            lease.take()
-    (tmp_path / f".{LEASE_NAME}.lock").write_text(OLD % 7)  # of its lock, on a URL
-    assert lease.take()
-    assert "taking over from job 'old'" in caplog.text
-    lease.release()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_may_not_be_written_is_named(storage, tmp_path, monkeypatch):

@@ -522,7 +522,9 @@ def test_strict_refuses_a_damaged_newest_step(tmp_path: Path):
 
 def foreign_lease(root: Path) -> Path:
     path = root / "lease.json"
-    path.write_text('{"owner":"other","host":"far","kernel":"k","pid":1,"started":"1"}')
+    path.write_text(
+        '{"owner":"other","host":"far","kernel":"k","pid":1,"started":"1","token":"ab"}'
+    )
     return path
 
 
@@ -621,7 +623,7 @@ def test_a_job_that_lost_its_lease_does_not_commit(tmp_path: Path):
         lease = client._saver._place(tmp_path).lease
         lease.take = Mock(return_value=False)  # type: ignore[method-assign]  # frozen between them
         (tmp_path / "lease.json").write_text(
-            '{"owner":"new","host":"far","kernel":"k","pid":1,"started":"1"}'
+            '{"owner":"new","host":"far","kernel":"k","pid":1,"started":"1","token":"ab"}'
         )
         with pytest.raises(CheckpointError, match=r"used by job 'new' \(host far, pid 1\)"):
             client.save(tmp_path, 2)

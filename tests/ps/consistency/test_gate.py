@@ -91,7 +91,7 @@ def restored(clock: int, sequence: int) -> Bench:
     """A gate that goes on from a checkpoint in which both workers had done `sequence`."""
     bench = Bench()
     bench.record.restore(
-        [SessionRecord(rank, 0, 1, (), sequence, sequence) for rank in map(WorkerRank, (0, 1))]
+        [SessionRecord(rank, 0, 1, (), sequence, sequence, 0) for rank in map(WorkerRank, (0, 1))]
     )
     bench.barrier.catch_up(clock)
     return bench
@@ -141,7 +141,7 @@ def test_after_a_restore_pushes_that_waited_together_go_on_together():
 @pytest.mark.fault("F08")
 def test_after_a_restore_a_late_copy_of_a_refused_push_is_no_clock_of_its_worker():
     bench, worker = Bench(policy=SSP(2, 1)), WorkerRank(0)
-    bench.record.restore([SessionRecord(worker, 0, 1, (3,))])
+    bench.record.restore([SessionRecord(worker, 0, 1, (3,), 0, 0, 0)])
     bench.gate.change(RequestId(worker, 0, 1, 4), LEAVE, 3, acked_clock=3, leaves=True)
     with pytest.raises(ServerPhaseError, match="has left"):
         bench.gate.begin_push(push_of(0, 5, acked_clock=3), 4)

@@ -77,7 +77,14 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
         messages.JoinRendezvous("k", 1.0),
         [bytes((1 << 20) + 1)],
         "settings",
-        "at most",
+        "got 1048577 for 'k'; send a summary",
+    ),
+    "rendezvous without a key": (messages.JoinRendezvous("", 1.0), [], "settings", "length >= 1"),
+    "rendezvous key too long": (
+        messages.JoinRendezvous("k" * 257, 1.0),
+        [],
+        "settings",
+        "length <= 256",
     ),
     "answers without their index": (messages.BringAnswers(9), [bytes(8)], "shape", "9 bytes was"),
     "answers without an index": (messages.BringAnswers(8), [bytes(8)], "settings", "not an index"),
@@ -88,6 +95,7 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
 @pytest.mark.fault("F47")
 @pytest.mark.attack("A08")
 @pytest.mark.attack("A09")
+@pytest.mark.attack("A10")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_wrong_request_is_refused_and_the_connection_survives(connection: Connection, name: str):
     request, payload, code, text = REFUSED[name]

@@ -6,7 +6,6 @@ import pytest
 
 from ps.errors import PSSettingsError, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
-from ps.protocol.messages import MAX_VALUE_BYTES
 from ps.server import rendezvous as module
 from ps.server.rendezvous import MAX_CLOSED_KEYS, MAX_OPEN_KEYS, Rendezvous
 
@@ -95,16 +94,6 @@ def test_too_many_open_rendezvous_are_refused_with_both_keys():
         rendezvous.arrive(f"k{number}", W0, b"")
     with pytest.raises(PSSettingsError, match=r"'k0'.*'one more'"):
         rendezvous.arrive("one more", W0, b"")
-
-
-@pytest.mark.attack("A10")
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [("", b"", "1..256"), ("k" * 257, b"", "got 257"), ("k", bytes(MAX_VALUE_BYTES + 1), "bytes")],
-)
-def test_keys_and_values_are_limited(key: str, value: bytes, text: str):
-    with pytest.raises(PSSettingsError, match=text):
-        Rendezvous(1).arrive(key, W0, value)
 
 
 @pytest.mark.attack("A10")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ps.manifest.initializer_spec import Constant, RandomNormal, RandomUniform, TruncatedNormal
-from ps.manifest.table_spec import variance_scaling
 from ps.tables import kernels
 from ps.tables.initializers import initialize, key_of, normal_quantile, recipe_of
 
@@ -79,15 +78,6 @@ def test_the_numbers_of_seed_5_and_id_7_never_change():
 def test_the_quantile_is_that_of_the_normal_distribution(probability: float):
     expected = NormalDist().inv_cdf(probability)
     assert normal_quantile(probability) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-
-
-def test_variance_scaling_has_the_deviation_that_keras_gives():
-    glorot = variance_scaling(dim=8, num_rows=92, mode="fan_avg", distribution="uniform")
-    assert glorot == RandomUniform(-np.sqrt(6 / 100), np.sqrt(6 / 100))
-    he = made(variance_scaling(dim=8, num_rows=200, scale=2.0), range(20_000))
-    assert he.std() == pytest.approx(np.sqrt(2 / 200), rel=0.02)
-    lecun = variance_scaling(dim=8, num_rows=100, distribution="untruncated_normal")
-    assert lecun == RandomNormal(0.0, 0.1)
 
 
 def test_a_row_outside_is_never_written():

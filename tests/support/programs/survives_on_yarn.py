@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 
 from feeding.filesystem.registry import filesystem_for
 from tests.support.node_children import java_of

@@ -73,7 +73,7 @@ def test_what_cannot_be_packed_or_agreed_on_is_refused():
     with serving(num_workers=2) as servers:
         first, second = servers.contexts
         with pytest.raises(SettingsError, match=r"compression must be one of .*'int8'.* got 'zip'"):
-            distribute(make_model(), first, compression="zip")  # type: ignore[arg-type]  # on purpose
+            distribute(make_model(), first, compression="zip")
         with pytest.raises(UnsupportedModel, match="all trainable variables are float64"):
             distribute(make_model("float64"), first, compression="int8")
         tables_alone = keras.Sequential([keras.Input((), dtype="int64"), Embedding(1, table="t")])

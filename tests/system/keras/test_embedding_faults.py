@@ -342,7 +342,7 @@ def test_a_worker_without_rows_and_one_with_few_hold_up_nobody(mode: str):
             rows = list(zip(x[parts[rank]], y[parts[rank]], strict=True))
             feed_epochs(ctx.feed_channel, [rows, rows[::-1]], finish=True)
             model = make_model(Embedding(DIM, table="user"), keras.optimizers.Adagrad(0.1))
-            distribute(model, ctx, consistency=mode)  # type: ignore[arg-type]
+            distribute(model, ctx, consistency=mode)
             model.fit(FeedDataset(ctx, BATCH), epochs=2, verbose=0)
 
         together(train, 3)

@@ -680,8 +680,55 @@ def test_a_feed_that_ends_early_is_said_without_distribution_too():
         feed_epochs(ctx.feed_channel, batches(2), finish=True)
         model = make_model()
         with pytest.warns(FeedEndedWarning, match="the feed has ended"):
-            model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0)
+            history = model.fit(FeedDataset(ctx, BATCH), epochs=3, verbose=0).history
         assert int(model.optimizer.iterations) == 2
+        assert len(history["loss"]) == 1
+
+
+@pytest.mark.filterwarnings("error::tfos.errors.FeedEndedWarning")
+def test_all_epochs_of_a_feed_end_a_fit_without_distribution_too():
+    """And an epoch without rows has no metrics, which would be the best ones."""
+    with serving() as cluster:
+        ctx, model, watch = cluster.contexts[0], make_model(), Epochs()
+        feed_epochs(ctx.feed_channel, batches(0, 2, 0, 2), finish=True)
+        feed_epochs(ctx.feed_channel, batches(1, 1, 0, 1), finish=True, feed="validation")
+        history = model.fit(
+            FeedDataset(ctx, BATCH),
+            epochs=AllEpochs(),
+            verbose=0,
+            callbacks=[watch],
+            validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+        ).history
+        assert watch.seen == [0, 2, 0, 2]
+        assert (len(history["loss"]), len(history["val_loss"])) == (2, 3)
+        assert min(history["loss"] + history["val_loss"]) > 0
+
+
+def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
+    """Which may not be fed before this fit has returned."""
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, batches(1, 1, 1), finish=False)
+        dataset = FeedDataset(ctx, BATCH)
+        given = keras.callbacks.CallbackList(model=model, add_history=True)
+        for epochs in (2, 1):
+            model.fit(dataset, epochs=epochs, verbose=0, callbacks=given)
+        assert dataset.ended_epoch == 2
+        assert len(given.callbacks) == 1
+
+
+def test_a_loop_of_the_programs_own_goes_on_behind_a_fit_that_was_stopped():
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, batches(3, 2), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+
+        def stop(batch, logs):
+            model.stop_training = True
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        model.fit(dataset, verbose=0, callbacks=[stops])
+        assert [[len(x) for x, y in dataset] for _ in range(2)] == [[8, 5], [8, 5]]
 
 
 def test_an_unbuilt_worker_without_rows_validates_the_trained_model():
@@ -723,6 +770,29 @@ def test_labels_in_the_row_dtypes_and_map_fn():
         assert (x.dtype.name, y.dtype.name) == ("float32", "int64")
 
 
+@pytest.mark.parametrize("consistency", ["async", "sync", None])
+def test_a_batch_of_which_map_fn_keeps_no_row_is_not_trained(consistency):
+    keep = np.ones(40, bool)
+    keep[:BATCH] = keep[16:19] = keep[24:] = False
+    fed = list(zip(rows_of(X[:40], Y[:40]), keep.tolist(), strict=True))
+    flat = [(x, label, kept) for (x, label), kept in fed]
+    with serving() as cluster:
+        ctx, model = cluster.contexts[0], make_model()
+        feed_epochs(ctx.feed_channel, [flat, flat[:BATCH], flat], finish=True)
+        if consistency is not None:
+            distribute(model, ctx, consistency=consistency)
+        columns = ColumnRoles(map_fn=lambda x, y, kept: (x[kept], y[kept]))
+        seen = []
+        steps = keras.callbacks.LambdaCallback(on_train_batch_end=lambda n, logs: seen.append(n))
+        data = FeedDataset(ctx, BATCH, columns)
+        history = model.fit(data, epochs=3, verbose=0, callbacks=[steps]).history
+        assert seen == [0, 1, 0, 1]
+        assert len(history["loss"]) == 2
+        assert np.isfinite(history["loss"]).all()
+        trained = [rows.trained_rows for rows in stats(ctx).epochs]
+        assert (trained, stats(ctx).dropped_rows) == ([40, 8, 40], 0)
+
+
 def test_a_batch_that_was_looked_at_is_trained_and_counted_once():
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -751,6 +821,35 @@ def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_t
         next(iter(dataset))
         model.fit(dataset, verbose=0)
         assert cluster.rows(0) == 40
+
+
+def test_each_loop_of_the_programs_own_is_an_epoch_and_a_look_takes_nothing():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(2, 1, 3, 2), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        firsts = [next(iter(dataset))[0].numpy() for _ in range(2)]
+        np.testing.assert_array_equal(*firsts)
+        assert [[len(x) for x, y in dataset] for _ in range(2)] == [[8, 5], [5]]
+        watch = Epochs(ctx)
+        model = distribute(make_model(), ctx)
+        model.fit(dataset, verbose=0, callbacks=[watch])
+        assert watch.rows == [21]
+        assert sum(len(x) for x, y in dataset) == 13
+        with pytest.warns(FeedEndedWarning):
+            assert not list(dataset)
+        assert [rows.trained_rows for rows in stats(ctx).epochs] == [13, 5, 21, 13]
+
+
+def test_a_loop_of_the_programs_own_that_is_broken_off_goes_on_behind_its_last_batch():
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(4), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        some = [x.numpy() for _, (x, _) in zip(range(2), dataset, strict=False)]
+        (x, _), *others = dataset
+        np.testing.assert_array_equal(np.concatenate([*some, x.numpy()]), X[:24])
+        assert len(others) == 1
 
 
 def test_errors_of_feed_and_arguments_reach_fit():

@@ -8,6 +8,7 @@ import threading
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.keras_training import serving, together
 from tests.support.waiting import wait_until
 from tfos.control.epoch_log import EpochLog
 from tfos.errors import NotDistributed, SettingsError, SortedRowsWarning
+from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.running_fit import RunningFit
 from tfos.keras.fit.distribute import distribute
@@ -253,13 +255,31 @@ def test_the_loss_within_an_epoch_is_looked_at_once_a_second_and_may_be_unknown(
     now_s = [10.0]
     told: list[dict[str, float]] = []
     fit = RunningFit(Model(), True, None, None, 0, 1, None, None, True)
-    progress = LoneProgress(fit, SeenProgress(told.append), lambda: now_s[0])
+    progress = LoneProgress(fit, Mock(), SeenProgress(told.append), lambda: now_s[0])
     for batch in range(1, 8):
         now_s[0] += 0.4
         progress.trained(batch, batch, is_over=False)
     progress.trained(7, 7, is_over=True)
     assert fit.model.looks == 3
     assert [each.get("loss") for each in told] == [*[None] * 3, *[0.5] * 3, *[1.0] * 3]
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_all_epochs_of_files_end_by_a_callback_alone_and_are_told(tmp_path, is_distributed, caplog):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    with serving() as cluster:
+        model = make_model()
+        if is_distributed:
+            distribute(model, cluster.contexts[0])
+
+        def stop(epoch, logs):
+            model.stop_training = epoch == 1
+
+        stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+        history = model.fit(data, epochs=AllEpochs(), verbose=0, callbacks=[stops]).history
+    assert len(history["loss"]) == 2
+    assert "rows of files have no end" in caplog.text
 
 
 def test_class_weights_reach_a_model_that_is_not_distributed(tmp_path):
@@ -383,6 +403,15 @@ def test_a_loop_of_the_programs_own_has_its_batches_alone(tmp_path):
     next(data)
     assert next(data)[1].numpy().tolist() == [4, 5, 6, 7]
     assert len(make_model().predict(data, verbose=0)) == 2
+
+
+def test_each_loop_of_the_programs_own_reads_an_epoch_of_the_files(tmp_path):
+    path = write(tmp_path / "rows", range(10))
+    data = rows_of(path, 0, 1).dataset(4, feature_cols="x", label_cols="n")
+    next(iter(data))
+    for epoch in (1, 2, 3):
+        assert [n for _, labels in data for n in labels.numpy().tolist()] == [*range(10)]
+        assert data.next_epoch == epoch
 
 
 def test_a_loop_that_was_broken_off_leaves_no_rows_to_the_next(tmp_path):

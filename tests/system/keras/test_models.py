@@ -531,7 +531,7 @@ def test_arguments_and_models_that_cannot_work_are_refused(cluster):
     with pytest.raises(NotCompiled, match=r"call model\.compile"):
         distribute(small(), ctx)
     with pytest.raises(SettingsError, match="consistency must be one of"):
-        distribute(compiled(small()), ctx, consistency="eventually")  # type: ignore[arg-type]  # on purpose
+        distribute(compiled(small()), ctx, consistency="eventually")
     with pytest.raises(UnsupportedModel, match=r"takes a Keras 3 model, got builtins\.str"):
         distribute("model", ctx)
     constrained = keras.Sequential(

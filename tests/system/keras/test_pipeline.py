@@ -203,7 +203,7 @@ def test_what_cannot_be_pipelined_is_refused(cluster):
     ctx = cluster.contexts[0]
     for wrong in (-1, 65, 1.0, True, "1"):
         with pytest.raises(SettingsError, match=f"pipeline must be .* got {wrong!r}"):
-            distribute(make_model(), ctx, pipeline=wrong)  # type: ignore[arg-type]  # on purpose
+            distribute(make_model(), ctx, pipeline=wrong)
     for options in ({"consistency": "sync"}, {"consistency": "ssp", "staleness_bound": 2}):
         with pytest.raises(SettingsError, match="waits for its push"):
             distribute(make_model(), ctx, pipeline=1, **options)

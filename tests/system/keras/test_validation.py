@@ -215,6 +215,23 @@ def test_early_stopping_follows_the_metrics_of_all_workers_everywhere():
             np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_a_validation_that_the_drivers_call_does_not_feed_is_told(is_fed, caplog):
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        for feed in ("input", "validation"):
+            offer(ctx.feed_channel, rows_of(X, Y), epoch=0, feed=feed)
+        ctx.feed_channel.flush("input", 0, ("validation", 0) if is_fed else None)
+        ctx.feed_channel.flush("validation", 0)
+        distribute(make_model(), ctx).fit(
+            FeedDataset(ctx, BATCH),
+            verbose=0,
+            validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+        )
+    told = "'validation')) waits for rows, and the call of the driver that feeds 'input' has none"
+    assert (told in caplog.text) is not is_fed
+
+
 def test_epochs_cut_by_steps_do_not_go_with_a_fed_validation():
     with serving() as cluster:
         ctx = cluster.contexts[0]

@@ -20,9 +20,9 @@ import pytest
 from tests.support.fake_spark import FakeSpark
 from tfos.doctor import collection, executors
 from tfos.doctor.collection import CollectRequest, collect
-from tfos.doctor.door import open_door
 from tfos.doctor.examination import ExaminationRequest, PlaceReport, examine, some_of
 from tfos.doctor.findings import Beside, Level, of_place
+from tfos.doctor.probe_port import open_probe_port
 from tfos.errors import SettingsError
 from tfos.slots.offer import ExecutorSlots
 from tfos.worker import import_ahead
@@ -248,34 +248,34 @@ def test_ports_are_tried_where_a_server_of_the_driver_listens(where):
 
 def is_let_in(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), 5.0) as visitor:
-            return visitor.recv(1) == b""  # accepted, and closed
+        with socket.create_connection(("127.0.0.1", port), 5.0) as connection:
+            return connection.recv(1) == b""  # accepted, and closed
     except TimeoutError:
         return False
 
 
 def test_a_full_queue_of_connections_does_not_hide_the_driver(monkeypatch):
     monkeypatch.setattr("rpc.transport.listen._BACKLOG", 1)
-    with open_door("127.0.0.1") as port:
+    with open_probe_port("127.0.0.1") as port:
         assert all(is_let_in(port) for _ in range(5))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5.0)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOBUFS, errno.EPROTO])
-def test_a_connection_that_cannot_be_accepted_leaves_the_door_open(monkeypatch, number):
+def test_a_connection_that_cannot_be_accepted_leaves_the_port_open(monkeypatch, number):
     accept, failures = socket.socket.accept, [OSError(number, "not now")] * 3
 
-    def accepted(door: socket.socket) -> Any:
+    def accepted(listener: socket.socket) -> Any:
         if failures:
             raise failures.pop()
-        return accept(door)
+        return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accepted)
-    with open_door("127.0.0.1") as port:
+    with open_probe_port("127.0.0.1") as port:
         assert is_let_in(port)
     assert not failures
-    assert not [each for each in threading.enumerate() if each.name == "tfos-doctor-door"]
+    assert not [each for each in threading.enumerate() if each.name == "tfos-doctor-probe-port"]
 
 
 def test_an_executor_that_was_never_asked_is_not_blamed(spark, monkeypatch):
@@ -313,8 +313,8 @@ def test_names_that_are_not_resolved_in_time_are_told(monkeypatch):
 
 
 def test_an_unreached_driver_and_an_unknown_name_are_told():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         reached = collect(CollectRequest(checks=("names",), driver=("127.0.0.1", port)))
         assert reached["names"]["unreached"] == ""
     request = CollectRequest(checks=("names",), driver=("127.0.0.1", port), names=("x.invalid",))

@@ -17,7 +17,8 @@ from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
-from tfos.errors import ShutdownTimeout
+from tfos.errors import NodeFailedError, ShutdownTimeout
+from tfos.failure import NodeFailure
 from tfos.topology import plan
 
 GRACE_S = 600.0
@@ -36,7 +37,8 @@ class Waits(Coordinator):
     """A coordinator of a worker and a server that notes how long is waited, and waits not."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        super().__init__(plan(2, 1), config, Console(enabled=False, stream=io.StringIO()))
+        self.shown = io.StringIO()
+        super().__init__(plan(2, 1), config, Console(enabled=False, stream=self.shown))
         self._state = running(plan(2, 1), config=config)
         self.waited_s: list[float] = []
 
@@ -45,6 +47,12 @@ class Waits(Coordinator):
         if timeout_s == GRACE_S:
             self.returns()
         return self.read(done)
+
+    def raises(self) -> None:
+        failure = NodeFailure(
+            node_id("worker:0"), "host-b", 7, error_type="ValueError", message="bad row"
+        )
+        report_to(self, node_id("worker:0"), messages.Failed(failure))
 
     def returns(self) -> None:
         report_to(self, node_id("worker:0"), messages.Done())
@@ -75,3 +83,47 @@ def test_a_main_fun_that_is_late_is_named_and_given_no_grace():
     with pytest.raises(ShutdownTimeout, match=r"within 0.001 s on worker:0@host-b \("):
         shutdown_of(coordinator, config).shutdown((), grace_s=GRACE_S, timeout_s=0.001)
     assert GRACE_S not in coordinator.waited_s
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_program_that_ends_without_a_call_that_raises_a_failure_is_warned_of_it(is_raised: bool):
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    coordinator.raises()
+    if is_raised:
+        with pytest.raises(NodeFailedError, match="bad row"), ending.raising():
+            ending.raise_failure()
+    ending._at_exit()
+    told = "which no call has raised: ValueError: bad row; failed: worker:0 (host-b"
+    assert (told in coordinator.shown.getvalue()) is not is_raised
+    assert "main_fun still runs" not in coordinator.shown.getvalue()
+
+
+@pytest.mark.fault("F16")
+@pytest.mark.parametrize("has_returned", [True, False])
+def test_a_program_that_ends_while_main_fun_runs_is_warned_that_it_stops_it(has_returned: bool):
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    if has_returned:
+        coordinator.returns()
+    ending._at_exit()
+    told = "main_fun still runs on worker:0@host-b, and stops it: call cluster.shutdown()"
+    assert (told in coordinator.shown.getvalue()) is not has_returned
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_program_that_an_interrupt_ends_is_not_told_what_its_user_knows(monkeypatch, has_failed):
+    monkeypatch.setattr("sys.last_value", KeyboardInterrupt(), raising=False)
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    if has_failed:
+        coordinator.raises()
+    ending._at_exit()
+    told = coordinator.shown.getvalue()
+    assert "main_fun still runs" not in told
+    assert "which no call has raised" not in told

@@ -371,7 +371,7 @@ def test_servers_without_a_last_save_are_left_for_the_model(tmp_path, fits, monk
         assert Path(asked.checkpoint_dir).name == f"servers-{number:05d}"
 
 
-def test_a_record_of_an_older_version_knows_no_step(tmp_path):
+def test_a_record_whose_step_could_not_be_read_knows_none(tmp_path):
     model_files.write_fit(str(tmp_path), 1, b"model", 1)
     (tmp_path / "model-00001.json").write_text('{"servers": 1}')
     saved(tmp_path / "servers-00001")

@@ -50,8 +50,8 @@ def test_the_same_run_goes_on_and_another_is_refused(results):
 
 def test_results_in_another_format_cannot_be_kept(results, tmp_path):
     mark = tmp_path / "results" / "run.json"
-    mark.write_text(mark.read_text().replace('"format":5', '"format":4'))
-    with pytest.raises(SettingsError, match=r"in format 4, .* has format 5.*or delete that one\.$"):
+    mark.write_text(mark.read_text().replace('"format":1', '"format":2'))
+    with pytest.raises(SettingsError, match=r"in format 2, .* has format 1.*or delete that one\.$"):
         results.claim("train", "f1", "i1")
 
 

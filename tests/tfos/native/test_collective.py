@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tfos.native import at_import, collective
+from tfos.native import collective
 
 MODULE = "tfos_fake_eager_context"
 SOURCE = """
@@ -59,20 +59,6 @@ def test_what_it_refuses_stays_refused(context):
     with pytest.raises(ValueError, match="server_def is None"):
         tensorflow.enable_collective_ops(None)
     assert told == []
-
-
-def test_a_module_that_is_there_already_is_changed_at_once_and_others_wait(monkeypatch):
-    changed: list[object] = []
-    at_import.at_import("json", changed.append)
-    assert changed == [sys.modules["json"]]
-    before = len(sys.meta_path)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    for _ in range(2):
-        at_import.at_import("tfos_no_such_module", changed.append)
-    assert len(sys.meta_path) == before + 1
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("tfos_no_such_module")
-    assert len(changed) == 1
 
 
 def test_a_tensorflow_without_that_method_stays_as_it_is():

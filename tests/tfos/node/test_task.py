@@ -156,6 +156,19 @@ def test_a_node_that_did_not_reach_the_driver_fails_its_task_so_that_spark_tries
         assert NodeTask(hold_slot=False).at_driver(bundle).reason == status.reason
 
 
+@pytest.mark.fault("F14")
+def test_a_task_whose_node_a_signal_ends_just_behind_the_start_does_not_fail(monkeypatch):
+    """The driver decides about a node of a cluster that runs; the task of a job fails them all."""
+    ends = (State.RELEASED, State.ENDED)
+    told = [LaunchStatus(State.REGISTERED), *(LaunchStatus(each, "SIGTERM", True) for each in ends)]
+    supervisor = PlayedSupervisor(told[0])
+    supervisor.wait = lambda states, timeout_s=None: told.pop(0)  # type: ignore[method-assign]
+    monkeypatch.setattr("tfos.node.launch.launch", lambda spec: supervisor)
+    bundle = make_bundle(driver_address="127.0.0.1:1", loopback=True)
+    result = NodeTask(hold_slot=True).at_driver(bundle)
+    assert (result.outcome, result.reason) == ("ended", "SIGTERM")
+
+
 def test_result_names_are_what_the_driver_reads():
     fields = set(task.NodeResult.__dataclass_fields__)
     assert fields == {"name", "outcome", "reason", "value"}

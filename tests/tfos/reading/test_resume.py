@@ -7,10 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from feeding.errors import FileChanged
-from feeding.reading.positions import EpochPosition, Front, Position, fingerprint, versions
+from feeding.formats.csv.options import CsvRequest
+from feeding.formats.csv.source import CsvSource
+from feeding.formats.parquet.plan import ParquetRequest
+from feeding.formats.parquet.source import ParquetSource
+from feeding.reading.positions import (
+    EpochPosition,
+    Front,
+    Position,
+    choice,
+    fingerprint,
+    versions,
+)
 from feeding.reading.splits import SourceFile
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -78,8 +93,8 @@ def stand(
 ) -> Position:
     """Let the one worker note that it has handed out so many rows."""
     place = EpochPosition(0, 0, Front(((0, row),), 1)) if row else EpochPosition(0)
-    told = versions(files)
-    at = Position(fingerprint(files), None, 1, run_number, 0, 1, place, told)
+    told = versions(files), choice(files)
+    at = Position(fingerprint(files), None, 1, run_number, 0, 1, place, *told)
     if row:
         servers.set_metadata(*files_metadata("train", files))
         servers.set_metadata(position_name("train", 0), at)
@@ -97,6 +112,42 @@ def test_files_too_many_to_be_listed_go_on_and_are_still_compared():
     assert course_of(new_run(servers), "train", files, own).stops == (
         (EpochPosition(0, 0, Front(((0, 3),), 1)),),
     )
+
+
+def test_a_run_does_not_go_on_with_another_choice_of_rows(tmp_path):
+    """Its place counts rows that the filter, or the CSV format, has left."""
+    words = [f"word {n}" for n in range(10)]
+    pq.write_table(pa.table({"x": range(10), "w": words}), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("x\n" + "1\n" * 9)
+
+    def parquet(filters: Any) -> ParquetSource:
+        return ParquetSource(str(tmp_path / "a.parquet"), ParquetRequest(filters=filters))
+
+    def csv(**options: Any) -> CsvSource:
+        return CsvSource(str(tmp_path / "a.csv"), CsvRequest(**options))
+
+    same = [("w", "in", pa.array(words)), ("x", "=", 5)]
+    alike = [[["x", "==", np.int64(5)], ["w", "in", {*words}]]]
+    for first, again, other in (
+        (parquet(same), parquet(alike), parquet([("w", "in", words[1:]), ("x", "=", 5)])),
+        (parquet(None), parquet(pc.field("x") >= 0), parquet([("x", ">=", 0)])),
+        (csv(), csv(), csv(header=["x"])),
+        (csv(header=False), csv(header=False, escape="\\"), csv()),
+        (csv(quoted_newlines=True), csv(quoted_newlines=True), csv()),
+    ):
+        servers = Servers()
+        files = tuple(first.files())
+        stand(servers, files, row=3)
+        own = stand(servers, files, row=0)
+        with pytest.raises(FileChanged, match="another filter, CSV header or quoting"):
+            course_of(new_run(servers), "train", files, stand(servers, tuple(other.files()), row=0))
+        own = stand(servers, tuple(again.files()), row=0)
+        assert course_of(new_run(servers), "train", files, own).stops
+        stand(servers, files, row=3)  # of a release that has noted no choice of rows
+        name = position_name("train", 0)
+        servers.set_metadata(name, {**servers.metadata()[name], "choice": ""})
+        own = stand(servers, tuple(other.files()), row=0)
+        assert course_of(new_run(servers), "train", files, own).stops
 
 
 def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():
@@ -205,15 +256,3 @@ def test_versions_of_another_kind_and_copies_of_a_host_are_not_compared():
         servers = Servers()
         stand(servers, tuple(written(before, root=root)), row=3)
         assert resumed(servers, written(now, root=root)) == 1
-
-
-def test_positions_of_a_checkpoint_without_versions_go_on():
-    servers, files = Servers(), written("etag a")
-    stand(servers, tuple(files), row=3)
-    text = servers.texts[position_name("train", 0)]
-    assert b'"versions":"etag/' in text
-    position = msgspec.json.decode(text)
-    del position["versions"]
-    servers.set_metadata(position_name("train", 0), position)
-    servers.set_metadata("reading/train/files", [[each.path, each.size_bytes] for each in files])
-    assert resumed(servers, files) == 1

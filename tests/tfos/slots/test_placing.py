@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfos.slots.placing import PlacedNode, Room, SlotNeeds, assign
+from tfos.slots.placing import Capacity, PlacedNode, SlotNeeds, assign
 from tfos.slots.profiles import RoleProfiles, needs_of
 from tfos.slots.resources import Placement
 from tfos.spark.shares import ONE_CORE, NodeShare
@@ -17,9 +17,9 @@ from tfos.topology import plan
 GPU_WORKER = NodeShare(2, 1)
 
 
-def _rooms(*free: tuple[str, int, float]) -> list[Room]:
+def _capacities(*free: tuple[str, int, float]) -> list[Capacity]:
     return [
-        Room(f"{i}", host, NodeShare(cores, gpus)) for i, (host, cores, gpus) in enumerate(free)
+        Capacity(f"{i}", host, NodeShare(cores, gpus)) for i, (host, cores, gpus) in enumerate(free)
     ]
 
 
@@ -28,10 +28,10 @@ def _nodes(num_ps: int, num_workers: int, worker: NodeShare = ONE_CORE) -> list[
     return servers + [PlacedNode(f"worker:{i}", "workers", worker) for i in range(num_workers)]
 
 
-def _hosts(nodes, rooms, placement) -> dict[str, Counter[str]]:
-    found = assign(nodes, rooms, placement)
+def _hosts(nodes, executors, placement) -> dict[str, Counter[str]]:
+    found = assign(nodes, executors, placement)
     assert found is not None
-    hosts = {room.executor_id: room.host for room in rooms}
+    hosts = {executor.executor_id: executor.host for executor in executors}
     by_group: dict[str, Counter[str]] = {"ps": Counter(), "workers": Counter()}
     for node in nodes:
         by_group[node.group][hosts[found.executors[node.name]]] += 1
@@ -39,36 +39,38 @@ def _hosts(nodes, rooms, placement) -> dict[str, Counter[str]]:
 
 
 def test_nodes_of_a_role_are_spread_over_hosts():
-    rooms = _rooms(("a", 4, 0), ("a", 4, 0), ("b", 4, 0), ("c", 4, 0))
-    found = _hosts(_nodes(3, 3), rooms, "spread")
+    executors = _capacities(("a", 4, 0), ("a", 4, 0), ("b", 4, 0), ("c", 4, 0))
+    found = _hosts(_nodes(3, 3), executors, "spread")
     assert found == {"ps": Counter("abc"), "workers": Counter("abc")}
 
 
 def test_nodes_are_packed_on_few_hosts():
-    rooms = _rooms(("a", 2, 0), ("b", 2, 0), ("a", 2, 0), ("b", 2, 0))
-    found = _hosts(_nodes(1, 3), rooms, "pack")
+    executors = _capacities(("a", 2, 0), ("b", 2, 0), ("a", 2, 0), ("b", 2, 0))
+    found = _hosts(_nodes(1, 3), executors, "pack")
     assert len(found["ps"] + found["workers"]) == 1
 
 
 def test_a_placement_that_leaves_no_room_gives_way():
-    rooms = _rooms(("a", 1, 0), ("b", 2, 0))
+    executors = _capacities(("a", 1, 0), ("b", 2, 0))
     nodes = [*_nodes(1, 0), PlacedNode("worker:0", "workers", NodeShare(2))]
-    found = assign(nodes, rooms, "pack")
+    found = assign(nodes, executors, "pack")
     assert found is not None
     assert found.executors == {"ps:0": "0", "worker:0": "1"}
 
 
 def test_a_server_takes_no_place_from_a_worker_with_a_gpu():
-    rooms = _rooms(("a", 2, 1), ("a", 2, 0), ("b", 2, 1))
-    found = assign(_nodes(2, 2, GPU_WORKER), rooms, None)
+    executors = _capacities(("a", 2, 1), ("a", 2, 0), ("b", 2, 1))
+    found = assign(_nodes(2, 2, GPU_WORKER), executors, None)
     assert found is not None
     assert {found.executors["worker:0"], found.executors["worker:1"]} == {"0", "2"}
     assert {found.executors["ps:0"], found.executors["ps:1"]} == {"1"}
 
 
 def test_nodes_that_fit_in_sum_but_on_no_executor_have_no_place():
-    assert assign(_nodes(0, 1, NodeShare(3)), _rooms(("a", 2, 0), ("a", 2, 0)), None) is None
-    assert assign(_nodes(0, 1, NodeShare(1, 2)), _rooms(("a", 2, 1), ("a", 2, 1)), None) is None
+    assert assign(_nodes(0, 1, NodeShare(3)), _capacities(("a", 2, 0), ("a", 2, 0)), None) is None
+    assert (
+        assign(_nodes(0, 1, NodeShare(1, 2)), _capacities(("a", 2, 1), ("a", 2, 1)), None) is None
+    )
 
 
 @given(
@@ -82,17 +84,17 @@ def test_nodes_that_fit_in_sum_but_on_no_executor_have_no_place():
 )
 def test_no_executor_is_given_more_than_it_has(shares, free, placement):
     nodes = [PlacedNode(f"n:{i}", "ps", NodeShare(*share)) for i, share in enumerate(shares)]
-    rooms = _rooms(*free)
-    found = assign(nodes, rooms, placement)
+    executors = _capacities(*free)
+    found = assign(nodes, executors, placement)
     if found is None:
         return
     assert set(found.executors) == {node.name for node in nodes}
-    for room, left in zip(
-        rooms, sorted(found.left, key=lambda each: each.executor_id), strict=True
+    for executor, left in zip(
+        executors, sorted(found.left, key=lambda each: each.executor_id), strict=True
     ):
-        taken = [node.share for node in nodes if found.executors[node.name] == room.executor_id]
-        assert left.free.cores == room.free.cores - sum(each.cores for each in taken) >= 0
-        assert left.free.gpus == room.free.gpus - sum(each.gpus for each in taken) >= 0
+        taken = [node.share for node in nodes if found.executors[node.name] == executor.executor_id]
+        assert left.free.cores == executor.free.cores - sum(each.cores for each in taken) >= 0
+        assert left.free.gpus == executor.free.gpus - sum(each.gpus for each in taken) >= 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.support.watched_job import WatchedJob
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
-from tfos.errors import FeedJobError, PhaseError, SettingsError
+from tfos.errors import FeedJobError, PhaseError, SettingsError, ShutdownTimeout
 from tfos.feed.dataframe import check_fed
 from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
@@ -238,6 +238,26 @@ def test_the_end_of_a_cluster_has_one_deadline_for_all_of_its_streams():
     with streams.stopped(30.0):
         pass
     assert 30.0 >= given[0] > given[1] > given[2] > 0.0
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("raised", [ShutdownTimeout("main_fun did not return", "worker:0"), None])
+def test_the_end_of_a_cluster_tells_every_stream_that_failed_whatever_else_it_raises(raised):
+    lost = FeedJobError("batches 5 to 9 could not be saved")
+    streams = calls()._streams
+    streams._trainings = [SimpleNamespace(end=lambda _: lost)]  # type: ignore[list-item]
+    of_dstream = FeedJobError("the stream ended because a batch failed")
+
+    def end() -> None:
+        with streams.stopped(30.0, of_dstream):
+            if raised:
+                raise raised
+
+    with pytest.raises(ShutdownTimeout if raised else FeedJobError) as told:
+        end()
+    assert told.value is (raised or lost)
+    unseen = [lost, of_dstream] if raised else [of_dstream]
+    assert told.value.__notes__ == [f"Before that: {each}" for each in unseen]
 
 
 def trained(*batches: tuple[int, int]) -> QueryState:

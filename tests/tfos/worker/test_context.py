@@ -80,11 +80,11 @@ def test_a_rate_is_resumed_with_servers_and_with_own_shards_and_fed_epochs_with_
 ):
     plan = Checkpoints(directory="/runs/7", resume=True, resume_epochs=resume_epochs)
     ctx = make_context(checkpoints=plan)
-    assert not ctx.resumes_rate, "no servers yet"
-    ctx._servers._endpoints = [ENDPOINT]
-    ctx._servers._own_shard = object() if has_own else None
-    assert ctx.resumes_rate == resume_epochs
-    assert ctx.resumes_epochs == (resume_epochs and not has_own)
+    assert not ctx.servers.resumes_rate, "no servers yet"
+    ctx.servers._endpoints = [ENDPOINT]
+    ctx.servers._own_shard = object() if has_own else None
+    assert ctx.servers.resumes_rate == resume_epochs
+    assert ctx.servers.resumes_epochs == (resume_epochs and not has_own)
 
 
 def test_names_of_tensorflowonspark_mean_what_they_say():
@@ -132,7 +132,7 @@ def test_without_servers_another_mode_than_sync_is_refused_before_anything_is_se
     with pytest.raises(SettingsError, match=r'num_ps=0.*"sync"; got \'async\'.*num_ps=1'):
         ctx.distribute(object())
     assert isinstance(SettingsError(""), ValueError)
-    ctx.finish()  # nothing was served, so it waits for nobody
+    ctx.servers.finish()  # nothing was served, so it waits for nobody
 
 
 def test_the_client_is_one_object():
@@ -153,34 +153,34 @@ def test_a_server_that_restores_is_waited_for_as_long_as_a_save(timeout_s: float
 def test_training_without_the_servers_names_the_line_to_add():
     ctx = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)
     with pytest.raises(NotDistributed) as caught:
-        ctx.check_servers_used("fit() trains this model")
+        ctx.servers.check_used("fit() trains this model")
     assert str(caught.value).startswith("fit() trains this model on worker:1 alone: ")
     assert "model = ctx.distribute(model)" in str(caught.value)
     assert "2 parameter servers" in str(caught.value)
     ctx.ps_client().close()
-    ctx.check_servers_used("fit() trains this model")
+    ctx.servers.check_used("fit() trains this model")
 
 
 def test_training_without_servers_is_each_workers_own_where_there_are_none():
-    make_context([entry("worker", 0, 11)]).check_servers_used("fit() trains this model")
+    make_context([entry("worker", 0, 11)]).servers.check_used("fit() trains this model")
 
 
 def test_tensorflows_servers_want_a_strategy_of_tensorflow(monkeypatch, caplog):
     ctx = make_context([entry("ps", 0, 10)], has_tensorflow_servers=True)
     with pytest.raises(NoServersError, match=r"servers are TensorFlow's.*ps='tensorflow'"):
         ctx.ps_client()
-    for check in (ctx.check_servers_used, ctx.check_servers_seeded):
+    for check in (ctx.servers.check_used, ctx.servers.check_seeded):
         with pytest.raises(NotDistributed, match=r"fit\(\) trains.*alone: .*ParameterServerStra"):
             check("fit() trains this model")
-    ctx.finish()
+    ctx.servers.finish()
     assert "has built no strategy" in caplog.text
     caplog.clear()
     monkeypatch.setattr("tfos.worker.server_access.is_connected_to_servers", lambda: True)
-    ctx.check_servers_used("fit() trains this model")
-    ctx.check_servers_seeded("fit() trains this model")
-    ctx.finish()
+    ctx.servers.check_used("fit() trains this model")
+    ctx.servers.check_seeded("fit() trains this model")
+    ctx.servers.finish()
     assert not caplog.text
-    assert ctx.saver() is None
+    assert ctx.servers.saver() is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_chief_that_has_joined_no_other_worker_is_told_once(
     node, settings, has_joined, is_told, caplog
 ):
     ctx = make_context([entry("worker", 0, 11), entry("worker", 1, 12)], node=node, **settings)
-    ctx.finish(has_joined=has_joined)
+    ctx.servers.finish(has_joined=has_joined)
     told = [each for each in caplog.messages if "has built no strategy" in each]
     assert len(told) == is_told
     assert all(
@@ -267,14 +267,14 @@ def test_a_worker_that_never_used_the_servers_is_not_waited_for_but_told(feeds, 
     roster = [RosterEntry(NodeId("ps", 0), 0, "h", "1", server.endpoint)]
     chief = PSClient([server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=2)
     with server, chief:
-        make_context(roster, num_ps=1, feeds=feeds).finish()
+        make_context(roster, num_ps=1, feeds=feeds).servers.finish()
         assert chief.rendezvous("epoch", b"0", timeout_s=WAIT_S) == {0: b"0"}
     # With a feed nothing is told: rows of train() that were taken are an error, others no training.
     assert ("ctx.distribute(model) after model.compile" in caplog.text) is not bool(feeds)
 
 
 def test_finishing_without_servers_is_nothing():
-    make_context().finish()
+    make_context().servers.finish()
 
 
 def test_the_socket_of_the_port_is_shown_to_programs_that_ask_for_it():
@@ -312,14 +312,14 @@ def test_the_evaluator_stands_alone_and_says_what_it_is_for():
     ctx = make_context(roster, node=EVALUATOR, num_ps=1, feeds=("input",))
     assert (ctx.job_name, ctx.task_index, ctx.is_chief) == ("evaluator", 0, False)
     assert (ctx.rank, ctx.num_workers, ctx.local_rank) == (0, 1, 0)
-    assert (ctx.log_dir, ctx.saver()) == ("/logs/evaluator", None)
+    assert (ctx.log_dir, ctx.servers.saver()) == ("/logs/evaluator", None)
     assert ctx.cluster_spec == {"ps": ["h:10"], "worker": ["h:11"], "evaluator": ["h:12"]}
     for refused in (ctx.ps_client, ctx.rank_group, ctx.get_data_feed, lambda: ctx.distribute(None)):
         with pytest.raises(NoServersError, match=r"evaluator:0 has no .*evaluate_checkpoints"):
             refused()
     with pytest.raises(SettingsError, match=r"needs a directory of checkpoints"):
         ctx.evaluate_checkpoints(None, [])
-    ctx.finish()
+    ctx.servers.finish()
 
 
 def test_a_worker_does_not_wait_for_checkpoints():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.support.feed import eventually
+import pytest
+
+from feeding.errors import FeedClosed
+from tests.support.feed import Background, eventually
 from tests.support.nodes import node_settings
 from tfos.control import messages
 from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
@@ -48,3 +51,12 @@ def test_an_epoch_that_is_ended_again_behind_lost_rows_is_awaited_by_one_thread(
     eventually(lambda: len(sent) >= 3 and not waiting(), "the next epoch")
     told = [(each.feed, each.epoch) for each in sent]
     assert (num_waiting, sorted(told)) == (2, [("input", 0), ("input", 1), ("validation", 0)])
+
+
+def test_a_feed_may_be_quiet_for_longer_than_any_deadline_of_feeding():
+    feeds = WorkerFeeds(spec(), [].append, ProgressMeter(), threading.Event())
+    reading = Background(lambda: feeds.channel.take("input"))
+    eventually(lambda: feeds.channel._limit_s(None) > 3e9, "the wait has no limit")
+    feeds.channel.close()
+    with pytest.raises(FeedClosed):
+        reading.result()

@@ -16,7 +16,7 @@ import pytest
 from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.client.client import PSClient
-from ps.client.saving.periodic_saver import Period, PeriodicSaver
+from ps.client.saving.periodic_saver import ASKED_TRIES, Period, PeriodicSaver
 from ps.errors import CheckpointError, ServerPhaseError, ServerRestoring
 from ps.manifest.manifest import Hyper
 from ps.server.handlers import Service
@@ -216,6 +216,73 @@ def test_what_fails_before_the_first_save_and_passes_is_told_and_tried_again(
         "cannot read epoch-1.json",
         "ps:1 is STOPPING",
     ]
+
+
+def has_step(root: Path, step: int) -> bool:
+    return latest(root) == step
+
+
+class Refusals:
+    """Refuse the next saves at their commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        publish = LocalStorage.publish
+
+        def refused(storage, directory, target):
+            if self.left > 0:
+                self.left -= 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            publish(storage, directory, target)
+
+        monkeypatch.setattr(LocalStorage, "publish", refused)
+        monkeypatch.setattr("ps.client.saving.periodic_saver._LOOK_S", 0.02)
+        monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.001)
+
+
+@pytest.mark.fault("F40")
+def test_the_last_save_is_tried_as_often_as_one_that_is_asked_for(tmp_path: Path, monkeypatch):
+    refusals = Refusals(monkeypatch)
+    manifest = make_manifest(rule=ADD)
+    for left, told in ((ASKED_TRIES - 1, ""), (ASKED_TRIES, "No space left")):
+        directory = tmp_path / str(left)
+        with cluster("inproc") as bed:
+            saver = ChiefSaver(plan(directory), bed.client)
+            saver.start()
+            client = bed.client()
+            client.seed(manifest, filled(manifest))
+            wait_until(partial(has_step, directory, 0), "the first save")
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            refusals.left = left
+            error = saver.close()
+            assert told in error
+            assert bool(error) is bool(told)
+            assert latest(directory) == (0 if told else 1)
+
+
+@pytest.mark.fault("F40")
+def test_periodic_saves_that_fail_again_and_again_are_told_once_until_one_succeeds(
+    tmp_path: Path, monkeypatch
+):
+    refusals = Refusals(monkeypatch)
+    told: list[str] = []
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        saver = ChiefSaver(plan(tmp_path, every_steps=1), bed.client)
+        saver.on_unsaved(told.append)
+        saver.start()
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        for step, (left, num_told) in enumerate(
+            [(ASKED_TRIES - 1, 0), (ASKED_TRIES + 3, 1), (ASKED_TRIES, 2)], start=1
+        ):
+            refusals.left = left
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+            wait_until(partial(has_step, tmp_path, step), "a save after failures")
+            assert len(told) == num_told
+        saver.close()
+    assert all("No space left" in each for each in told)
 
 
 @pytest.mark.fault("F40")

@@ -31,7 +31,7 @@ class ClientStandIn:
 
 @pytest.mark.parametrize("made", ["client", "new_client"])
 def test_a_client_that_is_made_while_a_server_moves_reaches_its_new_place(monkeypatch, made):
-    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)._servers
+    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2).servers
     monkeypatch.setattr("ps.client.client.PSClient", ClientStandIn)
     monkeypatch.setattr(ClientStandIn, "during", lambda _: servers.moved(1, NEW_PLACE))
     client = getattr(servers, made)()
@@ -42,7 +42,7 @@ def test_a_client_that_is_made_while_a_server_moves_reaches_its_new_place(monkey
 
 @pytest.mark.fault("F08")
 def test_a_new_ps_0_gets_the_answers_of_a_worker_that_asks_it_for_nothing(monkeypatch):
-    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2)._servers
+    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2).servers
     monkeypatch.setattr("ps.client.client.PSClient", ClientStandIn)
     client = servers.client()
     servers.moved(1, NEW_PLACE)

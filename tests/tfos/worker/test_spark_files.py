@@ -45,6 +45,15 @@ def test_spark_files_know_their_directory_once_they_are_imported():
 
 
 @pytest.mark.usefixtures("fresh")
+def test_the_last_directory_counts():
+    spark_files.announce("/executor/files")
+    spark_files.announce("/other/files")
+    assert importlib.import_module("pyspark").SparkFiles._root_directory == "/other/files"
+    spark_files.announce("/newest/files")
+    assert importlib.import_module("pyspark").SparkFiles._root_directory == "/newest/files"
+
+
+@pytest.mark.usefixtures("fresh")
 def test_outside_of_spark_nothing_is_announced():
     spark_files.announce("")
     assert importlib.import_module("pyspark").SparkFiles._root_directory is None

@@ -198,7 +198,7 @@ class ClusterState(ClusterOrders):
             case messages.Restarted():
                 self._note(event.failure)
                 return [Warn(f"{member.where}: {event}")]
-            case messages.UpdatesLost() | messages.CutShort():
+            case messages.UpdatesLost() | messages.CutShort() | messages.NotSaved():
                 return [notices.work_lost(member, event)]
             case messages.Failed(failure, feeds):
                 member.last_feeds = feeds

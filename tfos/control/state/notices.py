@@ -85,8 +85,10 @@ def lost_while_starting(member: Member, failure: NodeFailure) -> Warn:
     return Warn(f"{member.where} was lost while starting: {failure.message}{again}")
 
 
-def work_lost(member: Member, event: messages.UpdatesLost | messages.CutShort) -> Warn:
-    """Warn of updates that a server has lost, or of what a worker had to write after main_fun.
+def work_lost(
+    member: Member, event: messages.UpdatesLost | messages.CutShort | messages.NotSaved
+) -> Warn:
+    """Warn of updates that a server has lost or nobody saves, or of what a worker had to write.
 
     Args:
         member: the server or worker.
@@ -94,6 +96,13 @@ def work_lost(member: Member, event: messages.UpdatesLost | messages.CutShort) -
     """
     if isinstance(event, messages.UpdatesLost):
         return Warn(event.text)
+    if isinstance(event, messages.NotSaved):
+        return _not_saved(member, event)
+    if event.how:
+        return Warn(
+            f"{member.where} {event.how} after main_fun had returned: what its exit handlers or "
+            "threads had to write may be missing. Let main_fun wait for them"
+        )
     return Warn(
         f"{member.where} still ran exit handlers or threads {event.grace_s:g} s after it was told "
         "to stop, and was killed: what they had to write is missing. Let main_fun wait for them, "
@@ -187,3 +196,14 @@ def coordinator_decides(member: Member, failure: NodeFailure, workers: Sequence[
 
 def _lost(member: Member, failure: NodeFailure) -> str:
     return f"{member.where} was lost: {failure.message}"
+
+
+def _not_saved(member: Member, event: messages.NotSaved) -> Warn:
+    newest = f"the newest step is {event.step}" if event.step >= 0 else "it has no step yet"
+    if event.is_last:
+        which, then = "the last save", "; no checkpoint holds what was trained since"
+    else:
+        which, then = "saving", ". The training goes on"
+    return Warn(
+        f"{member.where}: {which} in {event.directory} failed: {event.error}; {newest}{then}"
+    )

@@ -13,12 +13,11 @@ import msgspec
 
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state.cluster_view import ClusterView
-from tfos.failure import NodeFailure
+from tfos.failure import TENSORFLOW_ERRORS, NodeFailure
 
 STANDS_STILL_S = 60.0
 """Seconds without progress after which a worker may wait for one that has returned. It may as well
 export or evaluate, which takes as long: this is worth a warning, and no more."""
-_ERRORS = "tensorflow.python.framework.errors_impl."
 _EQUAL_STEPS = (
     "all workers must build the strategy and take equally many steps: give each of them as many "
     "batches, as by dataset.repeat() and steps_per_epoch"
@@ -59,7 +58,8 @@ def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> Nod
         cluster: the members.
     """
     returned = [each.name for each in _tied(cluster) if each.done is not None]
-    if not (returned and member.in_collective and failure.error_type.startswith(_ERRORS)):
+    is_tensorflows = failure.error_type.startswith(f"{TENSORFLOW_ERRORS}.")
+    if not (returned and member.in_collective and is_tensorflows):
         return failure
     text = f"{failure.message}\nmain_fun of {returned[0]} had returned before: {_EQUAL_STEPS}"
     return msgspec.structs.replace(failure, message=text)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeding.columnar.batch import Ragged
+from feeding.columnar.ops import num_rows
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,7 +52,6 @@ class ColumnRoles:
             self.map_fn,
             weights=self.weight_col,
             float_dtype=float_dtype,
-            words=("feature_cols", "label_cols", "weight_col"),
         )
 
 
@@ -70,10 +70,12 @@ class RowMapper:
         map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
         weights: selects the sample weights.
         float_dtype: the model's float type.
-        words: what the caller calls `features`, `labels` and `weights`, for errors.
+
+    Errors call features, labels and weights what the user does: feature_cols, label_cols and
+    weight_col.
     """
 
-    def __init__(  # noqa: PLR0913 - made in one place, by keyword
+    def __init__(
         self,
         features: Selector | None = None,
         labels: Selector | None = None,
@@ -82,12 +84,10 @@ class RowMapper:
         *,
         weights: Selector | None = None,
         float_dtype: str = "float32",
-        words: tuple[str, str, str] = ("features", "labels", "weights"),
     ) -> None:
         self._features = features
         self._labels = labels
         self._weights = weights
-        self._words = words
         self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
         by_part = () if isinstance(dtypes, Mapping) else dtypes or ()
         self._dtypes = (by_part,) if isinstance(by_part, str) else tuple(by_part)
@@ -112,7 +112,10 @@ class RowMapper:
             parts = mapped if isinstance(mapped, tuple) else (mapped,)
         for what, part in zip(("labels", "weights"), parts[1:], strict=False):
             _check_dense(part, what)
-        return tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        cast = tuple(self._cast(part, *self._dtypes_of(place)) for place, part in enumerate(parts))
+        if self._map_fn is not None:
+            _check_lengths(cast)
+        return cast
 
     def _dtypes_of(self, place: int) -> tuple[str | None, str | None]:
         """Return the dtype of a part, and that of its float64 values where it has none."""
@@ -123,27 +126,28 @@ class RowMapper:
     def _parts(self, columns: Any) -> tuple[Any, ...]:
         if self._features is None and self._labels is None and self._weights is None:
             return _by_place(columns)
-        x_word, y_word, weight_word = self._words
         if self._features is None:
             given = (
-                (y_word, self._labels) if self._labels is not None else (weight_word, self._weights)
+                f"weight_col={self._weights!r}"
+                if self._labels is None
+                else f"label_cols={self._labels!r}"
             )
             raise SettingsError(
-                f"{given[0]}={given[1]!r} without {x_word}; name the features as well, "
-                f"for example {x_word}=slice(1, None), {y_word}=0"
+                f"{given} without feature_cols; name the features as well, for example "
+                "feature_cols=slice(1, None), label_cols=0"
             )
-        x = _select(columns, self._features, x_word)
+        x = _select(columns, self._features, "feature_cols")
         if self._labels is None:
             if self._weights is not None:
                 raise SettingsError(
-                    f"{weight_word}={self._weights!r} without {y_word}, whose loss it weighs; name "
+                    f"weight_col={self._weights!r} without label_cols, whose loss it weighs; name "
                     "the labels as well"
                 )
             return (x,)
-        y = _select(columns, self._labels, y_word)
+        y = _select(columns, self._labels, "label_cols")
         if self._weights is None:
             return x, y
-        return x, y, _select(columns, self._weights, weight_word)
+        return x, y, _select(columns, self._weights, "weight_col")
 
     def _cast(self, part: Any, dtype: str | None, float_dtype: str | None) -> Any:
         if isinstance(part, Mapping):
@@ -178,6 +182,25 @@ def _check_dense(part: Any, what: str) -> None:
         )
 
 
+def _check_lengths(parts: tuple[Any, ...]) -> None:
+    """Refuse single arrays of different lengths, which a loss may broadcast.
+
+    Several features may have lengths of their own, as all values of lists beside their rows do.
+    """
+    named = zip(("features", "labels", "weights"), parts, strict=False)
+    found = [(what, num_rows((part,))) for what, part in named if _has_length(part)]
+    for what, rows in found[1:]:
+        if rows != found[0][1]:
+            raise SettingsError(
+                f"map_fn=... returned {found[0][1]} rows of {found[0][0]} and {rows} of {what}; "
+                "keep or leave out the same rows of each array"
+            )
+
+
+def _has_length(part: Any) -> bool:
+    return isinstance(part, Ragged) or (isinstance(part, np.ndarray) and part.ndim > 0)
+
+
 def _by_place(columns: Any) -> tuple[Any, ...]:
     """Rows that are (x, y) or (x, y, weight), or x alone."""
     if not isinstance(columns, tuple | list):
@@ -196,9 +219,18 @@ def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> 
     for name in by_name:
         if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
             raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
+    return _with_dtypes_of(columns, by_name, float_dtype)
+
+
+def _with_dtypes_of(
+    columns: Mapping[str, Any], by_name: Mapping[str, str], float_dtype: str, struct: str = ""
+) -> dict[str, Any]:
     cast = dict(columns)
     for name, value in columns.items():
-        dtype = by_name.get(name)
+        if isinstance(value, Mapping):
+            cast[name] = _with_dtypes_of(value, by_name, float_dtype, f"{struct}{name}.")
+            continue
+        dtype = by_name.get(f"{struct}{name}")
         items = value.values if isinstance(value, Ragged) else value
         if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
             dtype = float_dtype

@@ -8,6 +8,7 @@ Threads: the thread that runs `fit`; see prefetch.
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections import deque
@@ -18,11 +19,11 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
-from feeding.receiver.epoch_rows import Receipt
+from feeding.receiver.epoch_rows import Receipt, RowSpan
 from tfos.errors import (
     FeedEndedWarning,
     SettingsError,
@@ -32,8 +33,8 @@ from tfos.errors import (
 )
 from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
-from tfos.keras.data.columns import AS_FED, ColumnRoles
-from tfos.keras.data.epoch_length import EpochLength
+from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper
+from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
@@ -41,6 +42,8 @@ from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import RunningFit, running_fit
 from tfos.keras.protocols import RowsContext
+
+logger = logging.getLogger(__name__)
 
 PREFETCHED_BATCHES = 3
 """Enough to hide a short gap in the feed; more only holds memory."""
@@ -65,6 +68,40 @@ class Reader(Protocol):
         """Return the next batch, EpochEnd once after each epoch, FeedEnd when there are no more."""
 
 
+class MappedReader:
+    """Batches as x, y and weights. It knows no dataset: its thread would keep that alive.
+
+    Args:
+        reader: gives the batches.
+        batch_size: rows per batch.
+        mapper: makes x, y and weights of them.
+
+    Attributes:
+        names: of the rows' values; empty: they have none.
+        left_out: rows behind the epoch's last batch, of which map_fn has kept none.
+    """
+
+    def __init__(self, reader: Reader, batch_size: int, mapper: RowMapper) -> None:
+        self._reader = reader
+        self._batch_size = batch_size
+        self._mapper = mapper
+        self.names: list[str] = []
+        self.left_out: Receipt = ()
+
+    def read(self) -> Ready | EpochEnd | FeedEnd:
+        """Wait for the next batch of which map_fn keeps a row, or the end."""
+        spans: list[RowSpan] = []
+        while isinstance(found := self._reader.next_batch(self._batch_size), Batch):
+            rows = found.nest()
+            self.names = list(rows) if isinstance(rows, Mapping) else []
+            values = self._mapper(rows)
+            spans += found.receipt
+            if _has_rows(values):
+                return Ready(values, tuple(spans), found.position)
+        self.left_out = tuple(spans)
+        return found
+
+
 class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """One worker's share of some rows, epoch by epoch.
 
@@ -72,7 +109,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         reader: gives the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
-            that reads ahead.
+            that reads ahead. A batch of which it keeps no row is none.
         name: of the rows, for that thread's name.
         ctx: the node's context; it refuses a training without the cluster's servers, and takes the
             progress of a model that is not distributed. None: there is no cluster.
@@ -94,21 +131,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise SettingsError(
                 f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
             )
-        mapper = columns.mapper(keras.config.floatx())
-        self._names = names = list[str]()
-        """Of the rows' values; empty: they have none."""
-
-        def read() -> Any:
-            found = reader.next_batch(batch_size)
-            if not isinstance(found, Batch):
-                return found
-            rows = found.nest()
-            names[:] = list(rows) if isinstance(rows, Mapping) else ()
-            return Ready(mapper(rows), found.receipt, found.position)
-
+        self._mapped = MappedReader(reader, batch_size, columns.mapper(keras.config.floatx()))
         self._batch_size = batch_size
         self._prefetcher = Prefetcher(
-            read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
+            self._mapped.read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
         self._ctx = ctx
         self._lone: LoneProgress | None = None
@@ -158,8 +184,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         None: the next epoch has no rows, or there is none.
         """
-        if self._looked_at is not None:
-            return self._tensors(self._looked_at)
         return self.upcoming(0) if self.start_epoch() else None
 
     @property
@@ -190,6 +214,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._came_back()
         head = self._peek()
         self._over = is_end(head)
+        if self._over and self._mapped.left_out:
+            self._pass_over(self._mapped.left_out)
+            self._mapped.left_out = ()
         if self._lone is not None:
             self._lone.trained(self._batches, self.rows, is_over=self._over)
         if self._over and self._batches and self._label_order is not None:
@@ -198,22 +225,35 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if isinstance(head, EpochEnd):
             self._came_back(head)
             self.ended_epoch = head.epoch
-        if isinstance(head, FeedEnd) and not self._batches and not self._warned:
+        if isinstance(head, FeedEnd) and not self._batches:
+            self.warn_of_end()
+        return self._over
+
+    def warn_of_end(self) -> None:
+        """Warn, once, that the feed has ended."""
+        if not self._warned:
             self._warned = True
             warnings.warn(
-                "the feed has ended: this epoch and later ones have no rows; feed as many epochs "
-                "as are fitted: cluster.train(rdd, num_epochs=n)",
+                "the feed has ended: it has no further epoch; feed as many epochs as are fitted: "
+                "cluster.train(rdd, num_epochs=n), or fit(epochs=ctx.all_epochs)",
                 FeedEndedWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self._over
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._prefetcher.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return self
+        """Return the batches of the running epoch, or of the next one if the last one is over.
+
+        Outside of Keras' loops it begins with the batch that was only looked at.
+        """
+        if self._in_loop:
+            return self
+        self._begin()
+        self._in_own_loop = False
+        return iter(self.__next__, None)  # `iter` of it, as in a loop over the rest, begins nothing
 
     def __next__(self) -> Any:
         if self._looked_at is not None:
@@ -223,9 +263,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             raise StopIteration
         ready = self._heads.popleft()
         self._batches += 1
-        self.rows += num_rows(tuple(keras.tree.flatten(ready.values)[:1]))
+        self.rows += _num_rows(ready.values)
         if self._unmatched is not None and len(ready.values) == 1:
-            check_has_labels(self._unmatched, self._names)
+            check_has_labels(self._unmatched, self._mapped.names)
             self._unmatched = None
         elif self._unmatched is not None:
             is_over = check_labels(self._unmatched, ready.values[1])
@@ -305,6 +345,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def _hand(self, ready: Ready) -> None:
         """The trainer gets a batch."""
 
+    def _pass_over(self, receipt: Receipt) -> None:
+        """Count rows that no batch has."""
+
     def _came_back(self, end: EpochEnd | None = None) -> None:
         """Record that the trainer has finished the batch before and has read this end."""
 
@@ -342,6 +385,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             self._heads.popleft()
         self._over = False
         self._batches = self.rows = 0
+        if self._looked_at is not None:
+            self._heads.appendleft(self._looked_at)
+            self._looked_at = None
 
     def _peek(self, on_wait: Callable[[], None] | None = None) -> Any:
         if not self._heads:
@@ -365,13 +411,19 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         fit = running_fit()
         if fit is not None and fit.x is self:
             self._check_measured(fit)
+            if not self.feed and isinstance(fit.epochs, AllEpochs):
+                logger.warning(
+                    "fit(epochs=ctx.all_epochs) ends with its feed, and rows of files have no end: "
+                    "it trains them until a callback sets stop_training. Give it a number of "
+                    "epochs, fit(epochs=n)"
+                )
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
         self._lone = None
         if fit is not None and fit.is_lone and self._ctx is not None:
             self._ctx.check_servers_used("fit() trains this model")
             if fit.x is self:
-                self._lone = LoneProgress(fit, self._ctx.seen_progress)
+                self._lone = LoneProgress(fit, self, self._ctx.seen_progress)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         self._trains = trains = fit is not None and fit.x is self
         if was_left and not trains:
@@ -440,9 +492,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """
         self._begin()
         self._in_loop, self._in_own_loop = True, False
-        if self._looked_at is not None:
-            self._heads.appendleft(self._looked_at)
-            self._looked_at = None
+        if self._lone is not None:
+            self._lone.epoch_begins()
 
     def leave_loop(self) -> None:
         """A loop is over, also one that was broken off: then who only reads begins anew."""
@@ -472,6 +523,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
+
+
+def _has_rows(values: Any) -> bool:
+    """Whether one of the arrays has a row: others may be empty, as all values of empty lists."""
+    leaves = keras.tree.flatten(values)
+    return any(num_rows((leaf,)) for leaf in leaves if isinstance(leaf, Ragged) or leaf.ndim)
+
+
+def _num_rows(values: Any) -> int:
+    return num_rows(tuple(keras.tree.flatten(values)[:1]))
 
 
 def is_end(item: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Covers: the comparisons that Keras 3.15 makes with an adapter's `num_batches`; `ctx.all_epochs`, a
 number for `fit(epochs=...)` that no feed reaches and that prints as unknown.
-Does not: read the feed (tfos.keras.data.dataset), end `fit` (tfos.keras.fit.epoch_agreement).
+Does not: read the feed (tfos.keras.data.dataset), end `fit` (lone_progress,
+tfos.keras.fit.epoch_agreement).
 Threads: the thread that runs `fit`.
 
 Keras knows two kinds of data. Where `num_batches` is a number, the epoch's loop runs over
@@ -11,9 +12,8 @@ Where it is None, the epoch ends by an exception, Keras warns that the input ran
 remembers the count and silently truncates every later epoch to it. Epochs of a feed differ in
 length, so `num_batches` is this object: a number whose comparisons the feed answers.
 
-A stream has no known number of epochs: each micro-batch is one. `fit` of a distributed model ends
-with the feed, with a warning if the call named a number of epochs, and without one for
-`all_epochs`.
+A stream has no known number of epochs: each micro-batch is one. `fit` ends with the feed, with a
+warning if the call named a number of epochs, and without one for `all_epochs`.
 """
 
 from __future__ import annotations

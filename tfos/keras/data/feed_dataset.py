@@ -12,6 +12,7 @@ import warnings
 
 from feeding.columnar.batch import EpochEnd
 from feeding.receiver.batch_reader import BatchReader
+from feeding.receiver.epoch_rows import Receipt
 from tfos.errors import RowsReadAheadWarning
 from tfos.keras.data.columns import AS_FED, ColumnRoles
 from tfos.keras.data.dataset import BatchDataset, Ready
@@ -49,6 +50,11 @@ class FeedDataset(BatchDataset):
                 self._heads.popleft()
 
     @property
+    def is_validated(self) -> bool:
+        """Whether the driver feeds rows that validate the newest epoch that has ended."""
+        return bool(self._channel.is_validated(self.feed, self.ended_epoch))
+
+    @property
     def others_train(self) -> bool:
         """Whether others train lost rows of the epoch that this worker has ended."""
         return bool(self._channel.others_train(self.feed))
@@ -77,6 +83,9 @@ class FeedDataset(BatchDataset):
 
     def _hand(self, ready: Ready) -> None:
         self._feed.hand(ready.receipt)
+
+    def _pass_over(self, receipt: Receipt) -> None:
+        self._feed.hand(receipt, with_last=True)
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
         self._feed.settle(self.batches_under_way(), ended=end)

@@ -1,6 +1,7 @@
-"""LoneProgress: what a dataset sees of a `fit` whose model is not distributed, for the driver.
+"""LoneProgress: a `fit` whose model is not distributed, on a dataset of ctx.
 
-Covers: steps, rows, epoch and loss without a callback.
+Covers: steps, rows, epoch and loss for the driver without a callback of the program's; the end of
+the fit with its feed; epochs without rows, which have no metrics.
 Does not: decide whether they are sent (the context's seen_progress).
 Threads: the thread that runs `fit`.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import keras
 
 from tfos.keras.data.epoch_length import AllEpochs
-from tfos.keras.data.running_fit import RunningFit
+from tfos.keras.data.running_fit import RunningFit, running_fit
 from tfos.keras.protocols import ProgressSink
 
 _LOSS_S = 1.0
@@ -22,11 +25,39 @@ _LOSS_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+class Epochs(Protocol):
+    """The dataset that a fit trains."""
+
+    feed: str
+
+    @property
+    def batches(self) -> int:
+        """Batches handed out since the epoch's loop began."""
+
+    def start_epoch(self) -> bool:
+        """Wait for the next epoch; False: the feed has ended."""
+
+    def warn_of_end(self) -> None:
+        """Warn that the feed has ended."""
+
+    def leave_loop(self) -> None:
+        """A loop of Keras is over, also one that was broken off."""
+
+
+class _Around(keras.callbacks.LambdaCallback):  # type: ignore[misc]  # Keras has no types
+    """Before or behind the program's callbacks, whose list may be that of the next fit too."""
+
+
+def _of_program(given: keras.callbacks.CallbackList) -> list[Any]:
+    return [each for each in given.callbacks if not isinstance(each, _Around)]
+
+
 class LoneProgress:
     """Progress of one `fit`.
 
     Args:
         fit: the running one.
+        dataset: what it trains.
         progress: of this process.
         clock: monotonic seconds.
     """
@@ -34,10 +65,14 @@ class LoneProgress:
     def __init__(
         self,
         fit: RunningFit,
+        dataset: Epochs,
         progress: ProgressSink,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = fit.model
+        self._dataset = dataset
+        self._validation = fit.validation_data
+        self._has_callbacks = False
         self._progress = progress
         self._clock = clock
         self._epoch = fit.initial_epoch + 1
@@ -49,6 +84,38 @@ class LoneProgress:
         self._looked_s = clock()
         progress.begin()
         self._tell()
+
+    def epoch_begins(self) -> None:
+        """Put callbacks around the program's, once Keras has the list of them."""
+        fit = running_fit()
+        given = None if fit is None else fit.callbacks
+        if self._has_callbacks or not isinstance(given, keras.callbacks.CallbackList):
+            return
+        self._has_callbacks = True
+
+        def end(_: dict[str, Any]) -> None:
+            self._dataset.leave_loop()
+            given.callbacks = _of_program(given)
+
+        first = _Around(on_epoch_end=self._drop_unmeasured)
+        last = _Around(on_epoch_end=self._end_with_feed, on_train_end=end)
+        given.callbacks = [first, *_of_program(given), last]
+
+    def _drop_unmeasured(self, _: int, logs: dict[str, Any]) -> None:
+        """Remove metrics of no batch, which Keras shows as 0: a best one for callbacks."""
+        for name in list(logs):
+            measured = self._validation if name.startswith("val_") else self._dataset
+            if getattr(measured, "batches", 1) == 0:
+                del logs[name]
+
+    def _end_with_feed(self, epoch: int, _: dict[str, Any]) -> None:
+        is_last = self._epochs is not None and epoch + 1 >= self._epochs
+        if is_last or not self._dataset.feed or self._model.stop_training:
+            return
+        if not self._dataset.start_epoch():
+            self._model.stop_training = True
+            if self._epochs is not None:
+                self._dataset.warn_of_end()
 
     def trained(self, batches: int, rows: int, *, is_over: bool) -> None:
         """Report how far the epoch is.

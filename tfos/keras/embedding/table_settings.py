@@ -40,8 +40,6 @@ _INITIALIZERS: dict[type, type[Initializer]] = {
 }
 
 _COUNTS = ("dim", "seed", "max_rows", "max_bytes", "max_id")
-_UNIFORM = RandomUniform()
-_ALL = Admission()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +48,20 @@ class TableSettings:
 
     name: str
     dim: int
-    rule: RuleConfig | None = None
+    rule: RuleConfig | None
     """None: the rule of the model's optimizer, for the rows of a push alone."""
-    learning_rate_multiplier: float = 1.0
-    row_steps: bool = False
-    initializer: Initializer = _UNIFORM
-    seed: int | None = None
-    id_kind: Literal["int64", "uint64"] = "int64"
-    max_id: int | None = None
-    max_rows: int | None = None
-    max_bytes: int | None = None
-    when_full: Literal["refuse", "lru"] = "refuse"
-    ttl_s: float | None = None
-    admission: Admission = _ALL
-    unseen: tuple[float, ...] = ()
+    learning_rate_multiplier: float
+    row_steps: bool
+    initializer: Initializer
+    seed: int | None
+    id_kind: Literal["int64", "uint64"]
+    max_id: int | None
+    max_rows: int | None
+    max_bytes: int | None
+    when_full: Literal["refuse", "lru"]
+    ttl_s: float | None
+    admission: Admission
+    unseen: tuple[float, ...]
     """The vector of an id without a row, in evaluation and inference; empty: zeros."""
 
     def __post_init__(self) -> None:
@@ -208,7 +206,7 @@ def initializer_given(initializer: Any) -> Initializer:
         raise SettingsError(
             f"initializer={initializer!r} depends on a number of rows, which a table does not have "
             "by itself; use one of zeros, ones, uniform, normal, truncated_normal or constant, or "
-            "ps.initializers.variance_scaling(dim=…, num_rows=…) with a number of your own"
+            "ps.initializers.TruncatedNormal(stddev=…) with a deviation of your own"
         )
     return _of_keras(found)
 

@@ -16,12 +16,10 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
-from ps.compression.format import Compression
-from ps.manifest.manifest import Consistency
 from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
 from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, check_rows, distributed_fit
@@ -36,40 +34,15 @@ from tfos.keras.step.trainer import PSTrainer
 logger = logging.getLogger(__name__)
 
 
-def distribute(  # noqa: PLR0913 - options of one user's call, by keyword
-    model: keras.Model,
-    ctx: WorkerContext,
-    *,
-    consistency: Consistency = "async",
-    reduction: Literal["mean", "sum"] = "mean",
-    staleness_bound: int | None = None,
-    staleness_aware: bool | None = None,
-    on_nonfinite: Literal["error", "skip"] = "error",
-    pipeline: int | None = None,
-    compression: Compression = "none",
-) -> keras.Model:
+def distribute(model: keras.Model, ctx: WorkerContext, **options: Any) -> keras.Model:
     """Move a compiled model's parameters to the servers; see NodeContext.distribute.
 
     Args:
         model: a compiled Keras model.
         ctx: the node's context.
-        consistency: as of NodeContext.distribute, with all that follow.
-        reduction: of sync.
-        staleness_bound: of ssp and hybrid.
-        staleness_aware: of async and ssp.
-        on_nonfinite: what a NaN or infinite gradient does.
-        pipeline: of async.
-        compression: of pushed gradients.
+        **options: the fields of `Settings`.
     """
-    settings = Settings(
-        consistency=consistency,
-        reduction=reduction,
-        staleness_bound=staleness_bound,
-        staleness_aware=staleness_aware,
-        on_nonfinite=on_nonfinite,
-        pipeline=pipeline,
-        compression=compression,
-    )
+    settings = Settings(**options)
     check_model(model)
     if settings.has_barrier and settings.reduction == "mean" and ctx.num_workers > 1:
         _warn_of_sums(model, ctx.num_workers)

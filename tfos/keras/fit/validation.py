@@ -12,6 +12,7 @@ all workers pull the same parameters: those at the end of the epoch.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from tfos.errors import SettingsError
@@ -19,6 +20,8 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.metric_states import EpochMetrics, Measured, measure, measured_rows
 from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class ValidationPasses:
@@ -38,7 +41,7 @@ class ValidationPasses:
         self._name = name
         self.epoch = 0
         """Of the fit, that is validated next."""
-        self._has_run = False
+        self._has_run = self._has_warned = False
         self._training: list[Measured] | None = None
 
     def begin(self) -> None:
@@ -53,7 +56,21 @@ class ValidationPasses:
         if trainer.ctx.num_workers > 1:
             self._training = measure(trainer.model)  # Keras resets them before it evaluates
         if isinstance(self._dataset, FeedDataset):
+            self._warn_unless_fed(self._dataset.feed)
             trainer.workers.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
+
+    def _warn_unless_fed(self, feed: str) -> None:
+        trained = self._trained
+        if trained is None or not trained.over or trained.is_validated or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "fit(validation_data=ctx.dataset(feed=%r)) waits for rows, and the call of the driver "
+            "that feeds %r has none for it: pass cluster.train(rows, validation=...), or leave "
+            "validation_data out, as for a stream",
+            feed,
+            trained.feed,
+        )
 
     def take_rows(self) -> int:
         """Return the weight of this epoch's metrics: its rows, 1 if they are unknown."""

@@ -132,9 +132,9 @@ class Variables:
     """What a push and a pull move."""
     frozen: tuple[VariableGroup, ...]
     """What is pulled once."""
-    embeddings: tuple[Embedding, ...] = ()
+    embeddings: tuple[Embedding, ...]
     """The layers whose rows live in tables."""
-    trained_embeddings: tuple[Embedding, ...] = ()
+    trained_embeddings: tuple[Embedding, ...]
     """Those whose rows are trained."""
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfos.console.line_rate import LineRate
-from tfos.console.printable import visible
+from tfos.console.printable import printable
 from tfos.node.child_log import DETAIL
 
 LOG_MODE = 0o640
@@ -52,9 +52,7 @@ def clean_line(raw: bytes) -> str:
     """
     text = raw.decode("utf-8", errors="backslashreplace").rstrip("\r\n")
     text = _COLOURS.sub("", re.split(r"\r|\x08+", text)[-1])
-    shown = visible(text[:MAX_LINE_CHARS])[:MAX_LINE_CHARS]
-    excess = len(text) - MAX_LINE_CHARS
-    return f"{shown} ... ({excess} more characters)" if excess > 0 else shown
+    return printable(text, MAX_LINE_CHARS)
 
 
 class LineSplitter:

@@ -54,7 +54,7 @@ LAST_REPORT_S = 3.0
 KILL_TIMEOUT_S = 4.0
 LAST_OUTPUT_S = 1.0
 UNWANTED_GRACE_S = 2.0
-"""Grace of a child that the driver has refused, in seconds."""
+"""Grace of a child whose node the driver has refused or a signal has ended, in seconds."""
 RAISED_EXIT_S = 3.0
 """Seconds for a child to exit after it raised (its threads, its exit handlers)."""
 ROSTER_MARGIN_S = 30.0
@@ -101,7 +101,7 @@ class Supervisor:
         self._lease_s = math.inf
         """Registration sets it; until then the reporter has its own limit."""
         self._is_cut_off = False
-        """The driver was never reached."""
+        """The driver was never reached, or a signal ended the node."""
         self._oom_kills = procfs.oom_kills()
         self._is_done = False
         """The child reported Done: main_fun returned, or the server ended as ordered."""
@@ -122,8 +122,8 @@ class Supervisor:
             self._close()
 
     def terminate(self) -> None:
-        """End the node as if ordered to; for a signal handler."""
-        self._post(Unwanted("the supervisor got SIGTERM"))
+        """End the node, which is lost unless it was ending anyway; for a signal handler."""
+        self._loop.post(self._on_terminated)
 
     def _post(self, notice: Notice) -> None:
         """Hand a notice to the main thread."""
@@ -239,7 +239,7 @@ class Supervisor:
                 if self._planned.is_chief and self._settings.tensorboard.is_wanted:
                     self._board.start(self._spec, self._workspace, self._env)
             case Unwanted(reason=reason, is_cut_off=is_cut_off):
-                self._is_cut_off = is_cut_off
+                self._is_cut_off = self._is_cut_off or is_cut_off
                 self._stop(reason, UNWANTED_GRACE_S)
             case messages.Stop(reason=reason, grace_s=grace_s, is_orderly=is_orderly):
                 self._stop(reason, grace_s, is_orderly=is_orderly)
@@ -264,6 +264,12 @@ class Supervisor:
 
     def _stop(self, reason: str, grace_s: float, *, is_orderly: bool = False) -> None:
         """End the child in order, then the node; a second call may only shorten the grace."""
+        if self._end_reason is None and self._raised is not None:
+            # What it raised is told once it has ended: the stop may follow from that.
+            self._loop.advance_timer("exit", grace_s, self._kill_child)
+            failed = failure.raised(self._failure("", ""), self._raised)
+            self._loop.advance_timer("grace", grace_s + KILL_TIMEOUT_S, lambda: self._fail(failed))
+            return
         if self._end_reason is None:
             self._end_reason = reason
             self._update_heartbeat_state(phase="stopping")
@@ -294,6 +300,14 @@ class Supervisor:
             return ()
         known = self._heartbeat_state.feeds
         return row_marks.marked(self._rows_fd, self._settings.feeds, known)
+
+    def _on_terminated(self) -> None:
+        """Report the node as lost: whoever ends it in order sends an order, and no signal."""
+        text = "its supervisor got SIGTERM, as when its host shuts down"
+        if self._end_reason is None and self._raised is None:
+            self._is_cut_off = True
+            self._reporter.report(messages.Failed(self._failure(EXECUTOR_LOST, text)))
+        self._stop(text, UNWANTED_GRACE_S)
 
     def _on_jvm_gone(self) -> None:
         executor = self._spec.executor
@@ -384,6 +398,8 @@ class Supervisor:
         self._read_last_output(child)
         self._on_link()
         self._update_heartbeat_state(child_pid=0)
+        if self._is_done and self._planned.runs_main_fun and child.exit != Exit(0, None):
+            self._reporter.report(messages.CutShort(0.0, self._text_of(child)))
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
@@ -406,12 +422,16 @@ class Supervisor:
         self._restarts.repeat_orders(self._tell_child)
 
     def _failure_of(self, child: children.Child) -> NodeFailure:
-        how = child.reap() or Exit(None, None)
         if self._raised is not None:
             return failure.raised(self._failure("", ""), self._raised)
+        text = f"{self._node.name} {self._text_of(child)}"
+        return failure.died(self._failure("ProcessDied", text), child.reap() or Exit(None, None))
+
+    def _text_of(self, child: children.Child) -> str:
+        """Return how a child has ended, as text after its name."""
+        how = child.reap() or Exit(None, None)
         text = failure.describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)
-        text = f"{self._node.name} {text}{self._kill_reason}"
-        return failure.died(self._failure("ProcessDied", text), how)
+        return f"{text}{self._kill_reason}"
 
     def _failure(self, error_type: str, message: str) -> NodeFailure:
         return NodeFailure(

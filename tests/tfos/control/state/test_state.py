@@ -185,6 +185,11 @@ def test_a_worker_that_was_killed_in_its_exit_handlers_is_a_warning_with_the_nex
     assert isinstance(warning, Warn)
     assert "worker:1@host-b still ran exit handlers or threads 5 s after" in warning.text
     assert "shutdown(grace_secs=...)" in warning.text
+    (warning,) = state.on_event(
+        node_id("worker:1"), messages.CutShort(0.0, "killed by SIGKILL"), NOW
+    )
+    assert isinstance(warning, Warn)
+    assert "worker:1@host-b killed by SIGKILL after main_fun had returned: " in warning.text
     assert state.failures == []
 
 
@@ -199,6 +204,21 @@ def test_a_server_that_was_started_again_is_a_warning_and_a_record():
     assert state.on_event(node_id("ps:0"), messages.UpdatesLost(lost), NOW) == [Warn(lost)]
     assert state.failures == [failure]
     assert (state.fatal, state.phase) == ([], ClusterPhase.RUNNING)
+
+
+@pytest.mark.fault("F40")
+def test_saves_that_fail_are_warned_of_with_the_place_and_the_newest_step():
+    state = _running()
+    again = messages.NotSaved("/s", "OSError: no room", 3)
+    (warning,) = state.on_event(node_id("worker:0"), again, NOW)
+    assert isinstance(warning, Warn)
+    told = "saving in /s failed: OSError: no room; the newest step is 3. The training goes on"
+    assert warning.text.endswith(told)
+    last = messages.NotSaved("/s", "OSError: no room", is_last=True)
+    (warning,) = state.on_event(node_id("worker:0"), last, NOW)
+    assert isinstance(warning, Warn)
+    assert "the last save in /s failed: OSError: no room; it has no step yet" in warning.text
+    assert state.failures == []
 
 
 def test_losing_workers_one_by_one_ends_in_failure():

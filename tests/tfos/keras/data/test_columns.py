@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,38 @@ def test_values_by_position_of_a_tuple():
     x, y = RowMapper(slice(1, None), 0)(row)
     assert x.shape == (3, 3)
     np.testing.assert_array_equal(y, LABELS)
+
+
+def test_dtypes_by_name_are_of_fields_of_structs_too():
+    row: dict[str, Any] = {"s": {"a": np.arange(3), "b": np.ones(3), "c": LISTS}, "label": LABELS}
+    dtypes = {"s.a": "float16", "label": "int8"}
+    features = {"a": "s.a", "b": "s.b", "c": "s.c"}
+    x, y = RowMapper(features, "label", dtypes)(row)
+    found = [x["a"].dtype, x["b"].dtype, x["c"].values.dtype, y.dtype]
+    assert found == [np.float16, np.float32, np.float32, np.int8]
+    assert row["s"]["a"].dtype == np.int64
+
+
+def test_a_mapping_keeps_or_adds_the_same_rows_of_each_array():
+    row = ((MATRIX, MATRIX), LABELS, np.ones(3))
+    some = RowMapper(map_fn=lambda x, y, w: ({"a": x[0][:2], "b": x[1][:2]}, y[:2], w[:2]))(row)
+    assert [len(some[0]["a"]), len(some[1]), len(some[2])] == [2, 2, 2]
+    lists = Ragged(np.ones(3), np.array([0, 2, 2, 3]))
+    assert len(RowMapper(map_fn=lambda x, y, w: (lists, y, w))(row)) == 3
+    for mapping, text in (
+        (lambda x, y, w: (x[0], y[:1], w), r"3 rows of features and 1 of labels; keep"),
+        (lambda x, y, w: (x, y[:1], w), r"1 rows of labels and 3 of weights; keep"),
+        (lambda x, y, w: (lists, y, w[:2]), "3 rows of features and 2 of weights"),
+    ):
+        with pytest.raises(SettingsError, match=text):
+            RowMapper(map_fn=mapping)(row)
+
+
+def test_a_mapping_may_give_features_that_are_no_rows():
+    """As all values of lists, with the row of each."""
+    mapper = RowMapper(map_fn=lambda x, y: ((x[0].ravel(), np.repeat([0, 1, 2], 4)), y))
+    (values, rows), y = mapper(((MATRIX, MATRIX), LABELS))
+    assert (len(values), len(rows), len(y)) == (12, 12, 3)
 
 
 def test_dtypes_and_mapping():
@@ -153,18 +187,22 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
     ("mapper", "row", "sentence"),
     [
         (RowMapper(), (1, 2, 3, 4), "rows have 4 values"),
-        (RowMapper(labels=0), MATRIX, "labels=0 without features"),
+        (RowMapper(labels=0), MATRIX, "label_cols=0 without feature_cols"),
         (RowMapper("pixels", 0), MATRIX, "select by position"),
         (RowMapper([0, 9], 1), MATRIX, "rows have 4 values"),
-        (RowMapper("b", "a"), {"a": LABELS}, r"features='b', but the rows have \['a'\]"),
-        (RowMapper(0, 5), (MATRIX, LABELS), "labels=5, but the rows have 2 values"),
-        (RowMapper([], 0), (MATRIX, LABELS), "features selects nothing"),
+        (RowMapper("b", "a"), {"a": LABELS}, r"feature_cols='b', but the rows have \['a'\]"),
+        (RowMapper(0, 5), (MATRIX, LABELS), "label_cols=5, but the rows have 2 values"),
+        (RowMapper([], 0), (MATRIX, LABELS), "feature_cols selects nothing"),
         (RowMapper(), ("text", LABELS), "str, which is no array; map_fn=... must return arrays"),
         (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
         (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
-        (RowMapper(0, 1), LISTS, r"features=0, but each row is one list.*\(list, label\)"),
-        (RowMapper("a", weights="w"), {"a": LABELS}, "weights='w' without labels"),
-        (RowMapper("a", "a", weights="w"), {"a": LABELS}, r"weights='w', but the rows have \['a'"),
+        (RowMapper(0, 1), LISTS, r"feature_cols=0, but each row is one list.*\(list, label\)"),
+        (RowMapper("a", weights="w"), {"a": LABELS}, "weight_col='w' without label_cols"),
+        (
+            RowMapper("a", "a", weights="w"),
+            {"a": LABELS},
+            r"weight_col='w', but the rows have \['a'",
+        ),
         (RowMapper("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),
         (RowMapper(dtypes={"z": "int8"}), {"a": LABELS}, r"dtypes='z', but the rows have \['a'\]"),
         (RowMapper(dtypes={"z": "int8"}), (LABELS,), "values without names"),

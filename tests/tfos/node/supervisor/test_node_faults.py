@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,14 +21,17 @@ from rpc.auth.handshake import Identity, Role
 from tests.support.feed import eventually
 from tests.support.marked_processes import wait_gone
 from tests.support.node_places import DriverLine
-from tests.support.nodes import WAIT_S, NodeBed, exited, send_signal, wait_forever
+from tests.support.nodes import WAIT_S, exited, send_signal, wait_forever
 from tests.support.ps_cluster import ADD, filled, make_manifest
 from tfos.config import Checkpoints
 from tfos.control import messages
 from tfos.errors import NodeStartError
-from tfos.failure import EXECUTOR_LOST, NodeId
+from tfos.failure import EXECUTOR_LOST, NodeFailure, NodeId
 from tfos.node import task as node_task
+from tfos.node.child_link import Raised
 from tfos.node.spec import NodeBundle
+from tfos.node.supervisor.event_loop import EventLoop
+from tfos.node.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.process
 
@@ -63,6 +68,52 @@ def test_an_exception_arrives_with_the_users_traceback_first(bed):
     assert lines[-1] == "ValueError: bad value 17"
     assert run.wait().outcome == "ended", "Spark must not run the user's code again"
     bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+def test_an_exception_arrives_also_if_the_stop_comes_before_its_process_has_ended(bed):
+    def main_fun(args, ctx):
+        import sys
+        import threading
+        import time
+
+        def go_on():  # no daemon: the process waits for it
+            threading.main_thread().join()
+            sys.stdout.write("the main thread has ended\n")
+            sys.stdout.flush()
+            time.sleep(1000)
+
+        threading.Thread(target=go_on).start()
+        raise ValueError("the cause")
+
+    run = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    bed.log_line("the main thread has ended")
+    bed.order("worker:0", messages.Stop("worker:1 failed", 1.0))
+    failure = bed.failure("worker:0")
+    assert (failure.error_type, failure.message) == ("ValueError", "the cause")
+    assert failure.phase == "main_fun"
+    run.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+def test_a_stop_ends_a_node_whose_process_has_raised_and_outlives_sigkill(monkeypatch):
+    """As one that waits in a driver's call that nothing interrupts."""
+    monkeypatch.setattr("tfos.node.supervisor.supervisor.KILL_TIMEOUT_S", 0.0)
+    node: Any = Supervisor.__new__(Supervisor)
+    node._loop = EventLoop()
+    node._loop.set_timer("test is stuck", WAIT_S, node._loop.stop)
+    node._end_reason, node._rows_fd = None, -1
+    node._raised = Raised("ValueError", "the cause", "Traceback")
+    node._child = SimpleNamespace(exit=None, send_signal=lambda number: None)
+    base = NodeFailure(NodeId("worker", 0), "h", 7)
+    node._failure = lambda *_: base
+    told: list[Any] = []
+    node._reporter = SimpleNamespace(report=told.append)
+    node._stop("worker:1 failed", 0.0)
+    node._loop.run()
+    assert [event.failure.message for event in told] == ["the cause"]
 
 
 def segfault(args, ctx):
@@ -404,10 +455,62 @@ def _base64(data: bytes) -> bytes:
     return base64.b64encode(data)
 
 
-def test_a_supervisor_told_to_terminate_takes_everything_with_it(bed: NodeBed):
-    bed.start(bed.bundle("ps:0"))
+@pytest.mark.fault("F14")
+def test_a_supervisor_told_to_terminate_reports_a_lost_node_and_takes_everything_with_it(bed):
+    def main_fun(args, ctx):
+        import time
+
+        try:
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            return "as if all was well"
+
+    server = bed.start(bed.bundle("ps:0"))
+    worker = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("ps:0", "worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    for name in ("ps:0", "worker:0"):
+        send_signal(bed.registered(name).pid, signal.SIGTERM)
+        assert bed.failure(name).error_type == EXECUTOR_LOST
+        assert "its supervisor got SIGTERM" in bed.failure(name).message
+    assert (server.wait().outcome, worker.wait().outcome) == ("ended", "ended")
+    events = [value for kind, value in bed.handler.notes if kind == "event"]
+    for name in ("ps:0", "worker:0"):
+        ends = [
+            type(event)
+            for node, event in events
+            if node.name == name and isinstance(event, messages.Failed | messages.Done)
+        ]
+        assert ends[0] is messages.Failed, "what comes behind it is of a node that is lost"
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F14")
+def test_a_node_that_a_signal_ends_while_the_cluster_starts_fails_its_task(bed):
+    run = bed.start(bed.bundle("ps:0"))
     bed.event("ps:0", messages.Listening)
     send_signal(bed.registered("ps:0").pid, signal.SIGTERM)
+    with pytest.raises(NodeStartError, match=r"ps:0 on executor .* its supervisor got SIGTERM"):
+        run.wait()
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F15")
+def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
+    def main_fun(args, ctx):
+        import time
+
+        time.sleep(1000)
+
+    run = bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
+    bed.order("worker:0", messages.Stop("over", WAIT_S))
+    bed.heartbeat("worker:0", lambda beat: beat.phase == "stopping")
+    send_signal(bed.registered("worker:0").pid, signal.SIGTERM)
+    assert run.wait().reason == "over"
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    assert not any(isinstance(event, messages.Failed) for event in events)
     bed.assert_nothing_left()
 
 
@@ -607,6 +710,50 @@ def test_exit_handlers_of_main_fun_have_the_grace_of_the_stop_and_who_needs_long
     events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
     told = [event for event in events if isinstance(event, messages.CutShort)]
     assert bool(told) is not has_time
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F04")
+@pytest.mark.parametrize(
+    ("how", "is_stopped", "told"),
+    [
+        (kill_itself, False, ["killed by SIGKILL"]),
+        (exit_at_once, True, ["ended with exit code 7"]),
+        (None, True, []),
+    ],
+    ids=["killed", "exit 7 behind the stop", "well"],
+)
+def test_a_process_that_dies_after_main_fun_has_returned_is_told(
+    bed, tmp_path, how, is_stopped, told
+):
+    def main_fun(args, ctx):
+        import threading
+
+        def end():
+            import os
+            import time
+
+            while not os.path.exists(args):
+                time.sleep(0.01)
+            if how is not None:
+                how(7, None)
+
+        threading.Thread(target=end).start()
+
+    path = tmp_path / "may-end"
+    run = bed.start(bed.bundle("worker:0", main_fun, str(path)))
+    bed.release("worker:0")
+    bed.event("worker:0", messages.Done)
+    if is_stopped:
+        bed.order("worker:0", messages.Stop("shutdown", WAIT_S, is_orderly=True))
+        bed.heartbeat("worker:0", lambda beat: beat.phase == "stopping")
+    path.touch()
+    if not is_stopped:
+        bed.heartbeat("worker:0", lambda beat: beat.phase == "done" and not beat.child_pid)
+        bed.order("worker:0", messages.Stop("shutdown", WAIT_S, is_orderly=True))
+    assert run.wait().reason == "shutdown"
+    events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
+    assert [each.how for each in events if isinstance(each, messages.CutShort)] == told
     bed.assert_nothing_left()
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
-from ps.stats import row_staleness
-from ps.stats.row_staleness import RowStaleness
 from ps.stats.server_stats import NUM_STALENESS_BINS
+from ps.tables import row_staleness
+from ps.tables.row_staleness import RowStaleness
 from tests.support.ps_cluster import ADD, cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
 

@@ -1,7 +1,7 @@
 """Staleness of one table's rows: its updates between the delivery of rows and their gradients.
 
 Covers: which rows a worker was given when, and a histogram over its pushes of gradients for them.
-Does not: look rows up or change them (ps.tables), show it (ps.stats.prometheus).
+Does not: look rows up or change them (ps.tables.table), show it (ps.stats.prometheus).
 Runs in: PS processes.
 Threads: every method may be called from any thread; one lock guards it.
 

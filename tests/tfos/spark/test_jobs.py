@@ -1,0 +1,44 @@
+"""What the error of a Spark job says of the driver's JVM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+
+from tfos.spark.jobs import jvm_has_ended
+
+
+class Jvm:
+    """Answers py4j's calls, or fails as it does without a JVM."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.java = SimpleNamespace(lang=SimpleNamespace(System=self))
+
+    def nanoTime(self) -> int:
+        if self._error is not None:
+            raise self._error
+        return 1
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize(
+    ("answer", "has_ended"),
+    [
+        (None, False),
+        (Py4JNetworkError("Answer from Java side is empty"), True),
+        (ConnectionRefusedError(111, "Connection refused"), True),
+    ],
+)
+def test_a_job_that_failed_with_the_drivers_jvm_is_told_from_one_that_failed_in_it(
+    answer: Exception | None, has_ended: bool
+):
+    sc: Any = SimpleNamespace(_jvm=Jvm(answer))
+    in_between = Py4JError("An error occurred while calling z:PythonRDD.collectAndServe")
+    assert jvm_has_ended(sc, in_between) is has_ended
+    of_java: Any = Py4JError("as Py4JJavaError is")
+    of_java.java_exception = object()
+    assert not jvm_has_ended(sc, of_java)

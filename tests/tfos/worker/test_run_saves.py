@@ -1,0 +1,50 @@
+"""What the driver is told of the chief's saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ps.manifest.manifest import Hyper
+from tests.support.nodes import node_settings
+from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
+from tests.support.waiting import wait_until
+from tfos.config import Checkpoints
+from tfos.control.messages import NotSaved
+from tfos.worker.run_saves import RunSaves
+from tfos.worker.saver import ChiefSaver
+
+pytestmark = pytest.mark.socket
+
+
+@pytest.mark.fault("F40")
+def test_the_driver_is_told_of_a_last_save_that_failed(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.001)
+    root = tmp_path / "saves"
+    checkpoints = Checkpoints(directory=str(root), every_s=3600.0)
+    sent: list[Any] = []
+    manifest = make_manifest(rule=ADD)
+    with cluster("inproc") as bed:
+        servers = SimpleNamespace(saver=lambda: ChiefSaver(checkpoints, bed.client))
+        context: Any = SimpleNamespace(is_chief=True, servers=servers)
+        unused: Any = None
+        saves = RunSaves(
+            node_settings(feeds=(), checkpoints=checkpoints), unused, unused, sent.append
+        )
+        saves.begin(context)
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        wait_until(
+            lambda: saves._saver is not None and saves._saver.saved_step == 0, "the first save"
+        )
+        client.push(filled(manifest, 1.0), hyper=Hyper(1.0), rows=1)
+        root.rename(tmp_path / "away")
+        root.touch()
+        saver = saves.end()
+        assert saver is not None
+        error = saves.close(saver)
+    assert "Not a directory" in error
+    assert sent == [NotSaved(str(root), error, 0, is_last=True)]
