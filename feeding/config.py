@@ -44,7 +44,7 @@ class FeedConfig:
     cluster ends the wait at once."""
 
     connect_timeout_s: float = 10.0
-    """For connecting to a worker and its first answer."""
+    """Timeout for connecting to a worker and for its first answer."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):

@@ -49,7 +49,7 @@ class RowError(FeedError):
 
 
 class SchemaError(FeedError):
-    """A chunk's columns differ from those that the consumer asked for, or of the first chunk."""
+    """A chunk's columns differ from those that the consumer requested, or the first chunk's."""
 
     code = "feed_schema"
 
@@ -166,7 +166,7 @@ def from_remote(error: RemoteError, peer: str) -> FeedError:
 
     Args:
         error: as the RPC client raised it.
-        peer: who refused, such as "worker:1"; the message begins with it.
+        peer: the worker that refused, such as "worker:1"; the message begins with it.
     """
     if error.code == TrainerFailed.code:
         details = error.details

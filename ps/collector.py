@@ -23,7 +23,7 @@ class StartFreeze:
         """Collect and freeze if the server is SERVING for the first time.
 
         Args:
-            phase: of the server, now.
+            phase: phase of the server, now.
         """
         if not self.is_done and phase is ServerPhase.SERVING:
             gc.collect()

@@ -22,7 +22,7 @@ class ServerSettings:
     num_workers: int
     """Workers 0..num_workers-1; the sync barrier waits for all of them from the start."""
     on_lost: OnLost = "fail"
-    """What a lost worker does to a sync barrier: end the training typed, or go on without it."""
+    """What a lost worker does to a sync barrier: end the training with WorkerLost, or continue."""
 
     def __post_init__(self) -> None:
         for name in ("num_servers", "num_workers"):

@@ -56,7 +56,7 @@ class PSError(TFOSError):
         self.details: dict[str, str] = dict(details or {})
 
     def again(self) -> Self:
-        """Return the same without the frames it came through: to keep, and to raise once more."""
+        """Return the same error without its traceback, to keep it and raise it again."""
         return type(self)(self.message, self.details)
 
 
@@ -116,16 +116,16 @@ class NonFiniteGradient(PushError):
 
 
 class NonFiniteUpdate(NonFiniteGradient):
-    """A finite gradient, whose update would make parameters or slots NaN or infinite.
+    """The update of a finite gradient would make parameters or slots NaN or infinite.
 
-    Those elements keep their values and slots, all others are updated.
+    Those elements keep their values and slots; all others are updated.
     """
 
     code = "non_finite_update"
 
 
 class PackingError(PushError):
-    """A packed bucket says what no packer makes; what has changed: as NonFiniteGradient."""
+    """A packed bucket has content that no packer makes. What has changed: see NonFiniteGradient."""
 
     code = "packing"
 

@@ -202,7 +202,7 @@ class SessionLog:
     """What is known of one session.
 
     Args:
-        generation: of the worker.
+        generation: generation of the worker.
     """
 
     __slots__ = (
@@ -358,7 +358,7 @@ class CompletionLog:
         self._num_buckets = num_buckets
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._under_way: dict[WorkerRank, dict[int, SessionLog]] = {}
-        """Those with `applied`, the oldest first; not those of a checkpoint."""
+        """Sessions with `applied`, the oldest first; not those of a checkpoint."""
         self._least: dict[WorkerRank, int] = {}
         self._lost_updates = 0
 
@@ -442,7 +442,7 @@ class CompletionLog:
 
         Args:
             worker: rank.
-            generation: of the process that asks.
+            generation: generation of the process that asks.
 
         Raises:
             StaleGeneration: it was replaced or fenced itself.
@@ -455,7 +455,7 @@ class CompletionLog:
 
         Args:
             worker: rank.
-            generation: of the process that asks.
+            generation: generation of the process that asks.
         """
         least = self._least.get(worker, 0)
         if generation < least:
@@ -545,9 +545,9 @@ class CompletionLog:
         """Without a restore nothing that was acknowledged may be missing."""
         if not session.may_jump:
             raise SequenceGap(
-                f"worker {request.worker} has an ack: its request {acknowledged} is done, "
-                f"this server knows requests up to {session.sequence}: it was restarted and has "
-                "lost updates; restore the last checkpoint and restart the workers",
+                f"request {acknowledged} of worker {request.worker} was acknowledged, but this "
+                f"server knows requests up to {session.sequence}: it was restarted and has lost "
+                "updates. Restore the last checkpoint and restart the workers",
                 {"worker": str(request.worker), "acknowledged": str(acknowledged)},
             )
 
@@ -557,9 +557,9 @@ _NONE: dict[int, SessionLog] = {}
 
 def _too_many(request: RequestId, limit: int, what: str) -> PSSettingsError:
     return PSSettingsError(
-        f"worker {request.worker} (generation {request.generation}) has {limit:,} {what} at this "
-        "server, the limit: push with one client for the whole run, or start the worker again with "
-        "a higher generation",
+        f"worker {request.worker} (generation {request.generation}) has reached this server's "
+        f"limit of {limit:,} {what}: push with one client for the whole run, or start the worker "
+        "again with a higher generation",
         {"worker": str(request.worker), "limit": str(limit)},
     )
 
@@ -569,7 +569,7 @@ def replaced(worker: WorkerRank, generation: int, least: int) -> StaleGeneration
 
     Args:
         worker: rank.
-        generation: of the process that asks.
+        generation: generation of the process that asks.
         least: the oldest that is not refused.
     """
     return StaleGeneration(

@@ -39,7 +39,7 @@ class _Compilation:
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
-        """When its kernels were asked for first."""
+        """When its kernels were first requested."""
         self.is_ended = False
         self.failed = ""
         """Why it failed; empty if it did not, or has not ended."""
@@ -49,20 +49,20 @@ class KernelsAhead:
     """What one server compiles for manifests that it does not serve yet.
 
     Args:
-        rank: of the server, for the message of a failure.
+        rank: rank of the server, for the message of a failure.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._changed = threading.Condition()
         self._newest: dict[str, _Compilation] = {}
-        """By manifest's hash. Requests keep the one that they wait for: all of them get its end."""
+        """The newest one by manifest hash. Requests keep theirs, so all get its end."""
 
     def compile(self, manifest: Manifest, deadline_s: float, is_gone: Callable[[], bool]) -> float:
         """Begin unless it has begun, and wait a while; return for how many seconds it has run.
 
         Args:
-            manifest: that will be seeded.
+            manifest: the manifest that will be seeded.
             deadline_s: monotonic seconds at which to answer that it goes on.
             is_gone: whether the caller's connection has ended.
 

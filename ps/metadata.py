@@ -27,7 +27,7 @@ from rpc.errors import UNREADABLE
 MAX_ENTRIES = 4096
 MAX_ENTRY_BYTES = 1 << 20
 MAX_PUSHED_LENGTH = 4096
-"""Of metadata that comes with a push: it is in the request's meta."""
+"""Limit of metadata that comes with a push: it is in the request's meta."""
 MAX_ALL_BYTES = 16 << 20
 """They are held in memory, copied by every snapshot and read by any client."""
 _MAX_SESSIONS = 1024
@@ -83,7 +83,7 @@ class Metadata:
         """Refuse a text for which there is no room.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED if it will be removed.
 
         Raises:
@@ -94,8 +94,8 @@ class Metadata:
         before = self._texts.get(name)
         if before is None and len(self._texts) >= MAX_ENTRIES:
             raise PSSettingsError(
-                f"metadata {name!r} would be one more than the {MAX_ENTRIES} that may be kept; "
-                "use a name again, or remove some: set_metadata(name, None)",
+                f"metadata {name!r} would exceed the limit of {MAX_ENTRIES} names; reuse a name, "
+                "or remove some: set_metadata(name, None)",
                 {NO_ROOM: name},
             )
         replaced = 0 if before is None else _size(name, before)
@@ -103,7 +103,7 @@ class Metadata:
         if total > MAX_ALL_BYTES:
             raise PSSettingsError(
                 f"with {name!r} all metadata would have {total} bytes, the limit is "
-                f"{MAX_ALL_BYTES}; keep large things in a file, its path here",
+                f"{MAX_ALL_BYTES}; keep large values in a file, and its path here",
                 {NO_ROOM: name},
             )
 
@@ -111,7 +111,7 @@ class Metadata:
         """Keep a text under a name, or remove what is there.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED removes it.
         """
         if not self._is_kept or self._texts.get(name, REMOVED) == text:
@@ -125,12 +125,12 @@ class Metadata:
             self._num_bytes += _size(name, text)
 
     def put_once(self, session: int, sequence: int, name: str, text: str) -> None:
-        """As `put`, unless this request of the session, or a later one, was here before.
+        """Like `put`, unless this request of the session, or a later one, was here before.
 
         Args:
             session: number of the client.
             sequence: number of the request in its session.
-            name: of the value.
+            name: name of the value.
             text: its JSON; REMOVED removes it.
 
         Raises:
@@ -150,7 +150,7 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     """Return metadata for a push.
 
     Args:
-        name: of the value.
+        name: name of the value.
         value: anything that JSON can express.
 
     Raises:
@@ -159,8 +159,8 @@ def pushed(name: str, value: Any) -> AttachedMetadata:
     text = text_of(name, value)
     if len(text) > MAX_PUSHED_LENGTH:
         raise PSSettingsError(
-            f"metadata {name!r} has {len(text)} characters; one that comes with a push may have "
-            f"{MAX_PUSHED_LENGTH}"
+            f"metadata {name!r} has {len(text)} characters; metadata that comes with a push may "
+            f"have {MAX_PUSHED_LENGTH}"
         )
     return AttachedMetadata(name, text)
 
@@ -169,7 +169,7 @@ def text_of(name: str, value: Any) -> str:
     """Return a value as JSON.
 
     Args:
-        name: of the value.
+        name: name of the value.
         value: anything that JSON can express.
 
     Raises:
@@ -191,7 +191,7 @@ def read_text(name: str, call: Payload) -> str:
     """Return the text that a request brings.
 
     Args:
-        name: of the value.
+        name: name of the value.
         call: the request, whose payload is the text.
 
     Raises:
@@ -207,7 +207,7 @@ def read_text(name: str, call: Payload) -> str:
         msgspec.json.decode(data)
         return data.decode()
     except UNREADABLE as error:
-        raise PSSettingsError(f"metadata {name!r} is no JSON: {error}") from error
+        raise PSSettingsError(f"metadata {name!r} is not JSON: {error}") from error
 
 
 def encode(texts: Mapping[str, str]) -> bytes:

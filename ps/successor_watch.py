@@ -24,19 +24,19 @@ from ps.errors import CheckpointError
 _logger = logging.getLogger(__name__)
 
 HANG_S = 5.0
-"""Requests wait for one look so long, and for none after it until the directory answers again. The
+"""Requests wait for a look this long, and for none after it until the directory answers again. The
 failover of a server for files takes seconds; clients wait a minute for an answer."""
 _PERIOD_S = 0.2
-"""Between two looks; shorter than LOOK_S, so that few requests wait for one."""
+"""Seconds between two looks; shorter than LOOK_S, so that few requests wait for one."""
 _SLICE_S = 0.1
 """One wait of a request for a look; a longer one was a suspended process."""
 
 
 class SuccessorWatch:
-    """Whether another process has taken a server's place, as the last looks have told.
+    """Whether another process has taken a server's place, as the last looks have shown.
 
     Args:
-        fence: of this server.
+        fence: fence of this server.
     """
 
     def __init__(self, fence: GenerationFence) -> None:
@@ -104,7 +104,7 @@ class SuccessorWatch:
                 self._changed.wait(_PERIOD_S)
 
     def _note(self, begun_s: float, newer: Generation | None, failure: str) -> None:
-        """Take in what a look has told, under the lock; wakes those who wait for it."""
+        """Note what a look has shown, under the lock; wakes those who wait for it."""
         if failure:
             self._lose_sight(failure)
         else:
@@ -120,8 +120,8 @@ class SuccessorWatch:
     def _lose_sight(self, why: str) -> None:
         if not self._is_away:
             _logger.warning(
-                "%s %s: %s serves on, and cannot see whether another process has replaced it. "
-                "End this one (pid %d) before another one is started in its place",
+                "%s %s: %s continues to serve, and cannot see whether another process has "
+                "replaced it. End this one (pid %d) before you start another one instead",
                 self.fence.directory,
                 why,
                 self.fence.server,

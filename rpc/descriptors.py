@@ -23,7 +23,7 @@ def make_room(num_connections: int, *, at_least: int = 0, server: str = "this se
     """Raise the soft limit of open files so that a server's connections fit, as far as allowed.
 
     Args:
-        num_connections: that peers may open.
+        num_connections: number of connections that peers may open.
         at_least: as many will be open at once.
         server: what listens, for the error.
 
@@ -40,9 +40,9 @@ def make_room(num_connections: int, *, at_least: int = 0, server: str = "this se
     needed = _limit_for(taken + at_least) if at_least else 0
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise SettingsError(
-            f"{server} needs a limit of {needed} open files for {at_least} connections, the "
+            f"{server} needs a limit of {needed} open files for {at_least} connections, but the "
             f"hard limit of this process is {hard} (`ulimit -Hn`): raise it where the process is "
-            "started (limits.conf, LimitNOFILE of systemd, --ulimit of a container), or use fewer "
+            "started (limits.conf, systemd's LimitNOFILE, a container's --ulimit), or use fewer "
             "nodes"
         )
 
@@ -58,6 +58,6 @@ def _num_open() -> int:
 
 
 def _limit_for(num_descriptors: int) -> int:
-    """Return the limit that leaves so many beside what strangers may hold of it."""
+    """Return the limit that leaves that many beside what strangers may hold of it."""
     with_part = -(-num_descriptors * SPARE_PART // (SPARE_PART - 1))
     return min(with_part, num_descriptors + MAX_SPARE_DESCRIPTORS)

@@ -75,7 +75,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def reached_at(bound: str) -> str:
-    """Return the host that peers are told of a socket that is bound to an address.
+    """Return the host to announce to peers for a socket that is bound to an address.
 
     Empty: the socket listens at all addresses of this host, which has no route to choose one by
     and no name of which others reach the address.

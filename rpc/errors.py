@@ -76,7 +76,7 @@ class DeadlineExceeded(TransportError):
 
 
 class Unreachable(DeadlineExceeded):
-    """The peer's host did not accept the connection in time; a frozen process' host does."""
+    """The peer's host did not accept the connection in time; the host of a frozen process does."""
 
 
 class RemoteError(RpcError):

@@ -64,7 +64,7 @@ class LatencyHistogram:
             self._max_s = seconds
 
     def percentile_s(self, percent: float) -> float:
-        """Return the duration that so many percent of those counted did not exceed, 0 if none."""
+        """Return the duration that this percentage of those counted did not exceed, 0 if none."""
         bins = list(self._bins)
         needed = max(1.0, sum(bins) * percent / 100.0)
         seen = 0

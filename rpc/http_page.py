@@ -6,7 +6,7 @@ Threads: one of its own runs everything, `render` too; `close` from any thread.
 
 Without a token the server binds to loopback only, and a request must name a loopback host: this
 refuses DNS rebinding, where a browser sends the name of a hostile site. With a token, a request
-carries it as `Authorization: Bearer`, which no browser sends by itself.
+carries it as `Authorization: Bearer`, which no browser sends on its own.
 """
 
 from __future__ import annotations

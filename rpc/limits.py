@@ -10,7 +10,7 @@ _MiB = 1024 * _KiB
 _GiB = 1024 * _MiB
 
 SPARE_PART = 4
-"""Strangers may hold one of so many descriptors of a process."""
+"""Strangers may hold one in this many descriptors of a process."""
 MAX_SPARE_DESCRIPTORS = 1024
 MIN_RING_BYTES = 4 * _KiB
 MAX_RING_BYTES = 1 * _GiB
@@ -28,7 +28,7 @@ class Limits:
     max_reply_bytes: int = 1 * _MiB
     """Memory that a client takes for the payload of a reply when the caller gave no buffers."""
     handshake_timeout_s: float = 5.0
-    """From accepting a connection to its proof; after that the connection is closed."""
+    """Time from accepting a connection to its proof; after that the connection is closed."""
     max_handshakes: int = 1024
     """Connections that have not proved themselves yet; one more closes the oldest. At most
     `spare_descriptors()`."""

@@ -105,7 +105,7 @@ def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
     """Return all columns of a file by name.
 
     Args:
-        schema: of the file.
+        schema: schema of the file.
         file: its path, for the error.
 
     Raises:
@@ -134,8 +134,8 @@ class ColumnReader:
     """Makes one column of batches.
 
     Args:
-        column: of the file.
-        spec: of the batch: dtype, and shape of one row.
+        column: column of the file.
+        spec: spec of the batch: dtype, and shape of one row.
         fill: value that replaces a null; None refuses nulls.
     """
 
@@ -207,8 +207,8 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
     """Return the spec of a column in batches.
 
     Args:
-        column: of the file.
-        shape: of one row of a list column; None: ragged.
+        column: column of the file.
+        shape: shape of one row of a list column; None: ragged.
 
     Raises:
         FeedSettingsError: no batch column can hold its type.
@@ -233,7 +233,7 @@ def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None
     """Refuse a list column whose parts in the file could belong to another column.
 
     Args:
-        column: that is read.
+        column: the column that is read.
         stored: names of all columns of the file.
         file: its path, for the error.
 
@@ -266,7 +266,7 @@ def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: st
         left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
         raise FeedSettingsError(
             f"{file} has columns that {first} lacks: {shown}{left}; name the columns that you "
-            "need, as in columns=[...], or read the files apart"
+            "need, as in columns=[...], or read the files separately"
         )
 
 
@@ -274,7 +274,7 @@ def refuse_julian(column: StoredColumn, batch: pa.RecordBatch) -> None:
     """Refuse dates and timestamps of the Julian calendar, which would be other days.
 
     Args:
-        column: of dates or timestamps, or lists of them.
+        column: column of dates or timestamps, or lists of them.
         batch: rows of a file whose writer used that calendar.
 
     Raises:
@@ -301,7 +301,7 @@ def held(name: str, value: Any, kind: pa.DataType) -> Any:
     """Return the value that replaces nulls, converted to the column's type.
 
     Args:
-        name: of the column.
+        name: name of the column.
         value: from `nulls=`.
         kind: Arrow type of the column.
 
@@ -343,7 +343,7 @@ def vector_bytes(column: StoredColumn, batch: pa.RecordBatch, most_bytes: int) -
     Args:
         column: of Spark's vectors.
         batch: n rows.
-        most_bytes: of one vector.
+        most_bytes: most bytes of one vector.
 
     Raises:
         BadValue: a vector would take more.

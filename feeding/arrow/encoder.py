@@ -39,7 +39,7 @@ class ArrowEncoder:
     """Encodes the record batches of one partition.
 
     Args:
-        names: of the columns; None: those of the batch.
+        names: names of the columns; None: those of the batch.
         fills: value that replaces a missing one, by column (`struct.field` inside structs), of the
             type that the column is read as. For lists: a number replaces a missing item, a list
             replaces a missing row. Other columns must have no missing values.

@@ -28,7 +28,7 @@ def arrays_of(chunk: Chunk, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """Return one array per field, each with the rows of the chunk.
 
     Args:
-        chunk: of results.
+        chunk: chunk of results.
         fields: announced names and types.
 
     Raises:

@@ -23,7 +23,7 @@ def check_batch_size(value: object, name: str = "batch_size") -> int:
 
     Args:
         value: as the user gave it.
-        name: of the argument, for the error.
+        name: name of the argument, for the error.
 
     Raises:
         FeedSettingsError: it is no int >= 1.

@@ -27,7 +27,7 @@ class Collector:
     """The columns of a chunk so far.
 
     Args:
-        partition: of the rows, for errors.
+        partition: partition of the rows, for errors.
         first_row: number of the chunk's first row in its partition, for errors.
         number_codes: last struct code by column; kept from chunk to chunk (encode.vectors).
     """
@@ -58,7 +58,7 @@ class Collector:
         """Return the error for a value, with its partition, row and column.
 
         Args:
-            name: of the column; empty for the whole row.
+            name: name of the column; empty for the whole row.
             row: within the chunk.
             text: what was found, and what to do.
         """

@@ -31,7 +31,7 @@ _ALIGNMENT = 8
 _OFFSET_BYTES = 8
 
 Array = npt.NDArray[Any]
-"""An array of a column's dtype; where the dtype is known, NDArray[np.int64] and the like."""
+"""An array of a column's dtype; where the dtype is known, NDArray[np.int64] and so on."""
 Offsets = npt.NDArray[np.int64]
 """Where each of n rows begins in joined values, and the end of the last: int64[n + 1]."""
 Count = Annotated[int, msgspec.Meta(ge=0)]

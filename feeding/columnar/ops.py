@@ -29,7 +29,7 @@ def split_rows(columns: Columns, most_rows: int) -> tuple[Columns, Columns | Non
     """Return the first rows and the rest.
 
     Args:
-        columns: of n rows each.
+        columns: columns of n rows each.
         most_rows: rows of the first part, at most.
 
     Returns:
@@ -47,10 +47,10 @@ def rows_between(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def rows_within(columns: Columns, most_bytes: int) -> tuple[int, int]:
-    """Return how many of the first rows take at most so many bytes, and how many bytes they take.
+    """Return how many of the first rows take at most this many bytes, and how many they take.
 
     Args:
-        columns: of n rows each, n at least 1; a text or bytes takes its length.
+        columns: columns of n rows each, n at least 1; a text or bytes takes its length.
         most_bytes: may be negative.
     """
     count = num_rows(columns)
@@ -124,7 +124,7 @@ def reordered(columns: Columns, order: Order) -> Columns:
     """Return copies of the rows in another order.
 
     Args:
-        columns: of n rows each.
+        columns: columns of n rows each.
         order: int64[k], indexes of rows; they may repeat.
     """
     return tuple(_ordered(column, order) for column in columns)

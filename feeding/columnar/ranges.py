@@ -21,7 +21,7 @@ def misfits(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     A float dtype holds any number that does not become infinite: rounded.
 
     Args:
-        values: of any shape; bools fit any dtype.
+        values: array of any shape; bools fit any dtype.
         dtype: int or float; of floats, float.
     """
     limits = _limits(values.dtype, dtype)

@@ -25,7 +25,7 @@ def rows_of(chunk: Chunk, start: int = 0, stop: int | None = None) -> list[Any]:
     """Return rows of a chunk as Python objects.
 
     Args:
-        chunk: of n rows.
+        chunk: chunk of n rows.
         start: first row.
         stop: end, excluded; None: n.
     """
@@ -38,8 +38,8 @@ def column_values(chunk: Chunk, index: int, start: int, stop: int) -> list[Any]:
     """Return one column's values, each as the Python type that it had.
 
     Args:
-        chunk: of n rows.
-        index: of the column.
+        chunk: chunk of n rows.
+        index: index of the column.
         start: first row.
         stop: end, excluded.
 

@@ -29,7 +29,7 @@ MAX_RANK = 8
 MAX_ITEMS = 1 << 34
 """Most items of one row's tensor; a dimension of 0 counts as 1, as in numpy's size check."""
 MAX_SCHEMA_BYTES = 768 << 10
-"""Of an encoded schema; a chunk's meta holds it (feeding.protocol.messages.LIMITS)."""
+"""Limit of an encoded schema; a chunk's meta holds it (feeding.protocol.messages.LIMITS)."""
 _COLUMN_BYTES = 96
 """Most bytes of an encoded column beside its name, which the schema has twice."""
 WHOLE_ROW = "value"

@@ -46,7 +46,7 @@ def unpacked(row: memoryview, name: str) -> list[str]:
 
     Args:
         row: its bytes.
-        name: of the column, for errors.
+        name: name of the column, for errors.
 
     Raises:
         ChunkError: the lengths do not add up, or a text is not UTF-8.

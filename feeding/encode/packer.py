@@ -26,7 +26,7 @@ _PORTION = 16
 _NARROWED = 8
 """A chunk may store eight bytes of a Python number as one."""
 _LONG = 64
-"""Of a longer list that begins with a number, all values are numbers."""
+"""All values of a longer list that begins with a number are numbers."""
 _NUMBERS = frozenset([int, float, bool])
 
 
@@ -49,8 +49,8 @@ class Packer:
     Args:
         config: sizes of chunks.
         feed: name of the feed.
-        epoch: of the rows.
-        partition: of the rows.
+        epoch: epoch of the rows.
+        partition: partition of the rows.
         mode: whether workers train on the rows or answer them.
         session: inference: which request the results belong to.
     """
@@ -67,7 +67,7 @@ class Packer:
     ) -> None:
         self._config = config
         self._most_bytes = min(2 * config.chunk_bytes, config.max_chunk_bytes)
-        """Of a chunk of several rows."""
+        """Size limit of a chunk of several rows."""
         self._base = ChunkMeta(
             feed, epoch, partition, 0, 0, Schema(()), (), (), mode=mode, session=session
         )

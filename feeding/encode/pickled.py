@@ -38,16 +38,16 @@ _FRAME_HEAD = struct.Struct("<xQ")
 _LIST_OPEN = b"]\x94("
 _GO_ON = b"e("
 _APPENDED_AT_ONCE = 1000
-"""Python's pickler appends to a list in lots of so many items."""
+"""Python's pickler appends to a list in batches of this many items."""
 _MOST_RUNS = 1000
-"""Of a row, at each of which Python code runs; rows of more are seldom alike."""
+"""Most runs of a row; Python code runs at each, and rows with more are seldom alike."""
 _MISSES = 3
 """Unrecognised batches after which the next 1, 2, 4, .. batches are not looked at."""
 _MOST_PASSED = 64
 _TUPLES = {2: b"\x86\x94", 3: b"\x87\x94"}
 _NUMBERS = {ord("K"): "u1", ord("M"): "<u2", ord("J"): "<i4", ord("G"): ">f8"}
 _SCALAR_BYTES = 8
-"""Of a row's single number: int64 or float64."""
+"""Size of a row's single number: int64 or float64."""
 _SAME = {
     opcode: re.compile(b"(?:%c.{%d})+" % (opcode, np.dtype(kind).itemsize), re.DOTALL)
     for opcode, kind in _NUMBERS.items()
@@ -83,7 +83,7 @@ class _Template:
     fixed: tuple[tuple[int, int], ...]
     """Places and values of the bytes that do not belong to numbers."""
     row_bytes: int
-    """Of a row in a chunk."""
+    """Size of a row in a chunk."""
 
     def matches(self, rows: Array) -> bool:
         """Whether every row has the opcodes of the first one."""

@@ -45,9 +45,9 @@ MAX_PLAIN_TUPLE = 3
 """Tuples up to this length are (x, y, sample_weight), even of numbers only."""
 
 _TEXTS_ADVICE = (
-    "lists of texts have one length in all rows, since chunks have no offsets within offsets: join "
-    "each to one text, '\\n'.join(texts), and split it again with ctx.dataset(…, map_fn=...) by "
-    "tf.strings.split(x, '\\n'); array<string> columns of a DataFrame may have any length"
+    "lists of texts need one length in all rows. Join each to one text, '\\n'.join(texts), and "
+    "split it again in ctx.dataset(…, map_fn=...) with tf.strings.split(x, '\\n'). array<string> "
+    "columns of a DataFrame may have any length"
 )
 
 
@@ -57,7 +57,7 @@ def encode_values(out: Collector, values: Values, name: str = "", depth: int = 0
     Args:
         out: collects the columns of the chunk.
         values: one per row, at least one.
-        name: of the column or group; empty for the whole row.
+        name: name of the column or group; empty for the whole row.
         depth: groups around the values.
 
     Returns:

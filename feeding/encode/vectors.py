@@ -37,7 +37,7 @@ def encode_vectors(out: Collector, category: str, values: Values, name: str) -> 
         out: collects the columns of the chunk.
         category: "list" or "tuple"; rows get it back.
         values: one per row, at least one.
-        name: of the column.
+        name: name of the column.
 
     Raises:
         RowError: an item is no number, or does not fit the column.

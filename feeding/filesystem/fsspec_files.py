@@ -44,7 +44,7 @@ class FsspecFileSystem(RemoteFileSystem):
     """See FileSystem."""
 
     renames_whole = False
-    """Of some, as SFTP, it would be true; fsspec does not tell of which."""
+    """True of some, such as SFTP, but fsspec does not report which."""
 
     def __init__(self, somewhere: Location, config: FileSystemConfig) -> None:
         """Make fsspec's file system of a scheme.
@@ -186,7 +186,7 @@ class FsspecFileSystem(RemoteFileSystem):
         """Return how long a call may take that a package carries out file by file, unseen.
 
         Args:
-            location: of a file or directory.
+            location: location of a file or directory.
             status: its status.
             share_bytes: bytes that may take one `patience_s`.
         """
@@ -300,7 +300,7 @@ class FsspecReader(RemoteReader):
     was the same before.
 
     Args:
-        status: of the open file, when it was opened.
+        status: status of the open file, when it was opened.
         start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
         version: asks for the version now.
     """
@@ -330,7 +330,7 @@ class FsspecReader(RemoteReader):
             try:
                 now = self._version_now()
             except OSError:
-                if is_damaged:  # it is told, if no server tells that it is another version's bytes
+                if is_damaged:  # reported: no server says that the bytes are another version's
                     return
                 raise
             self._compare(now)
@@ -367,7 +367,7 @@ class FsspecReader(RemoteReader):
         if is_other(self.version, now):
             raise FileChanged(
                 f"{self.path} was replaced while it was read: it was {self.version}, now {now}; "
-                "read files that are not written to any more"
+                "read only files that are no longer written"
             )
 
 
@@ -402,16 +402,16 @@ def _is_directory(info: dict[str, Any]) -> bool:
 
 
 def _status(path: str, info: dict[str, Any]) -> FileStatus:
-    """Return what a package tells of a path.
+    """Return what a package reports of a path.
 
     Raises:
-        PathError: it is a file of which no size is told; an empty one would have no rows.
+        PathError: it is a file whose size is not reported; an empty one would have no rows.
     """
     is_directory = _is_directory(info)
     size = 0 if is_directory else info.get("size")
     if size is None:
         raise PathError(
-            f"{path}: its server tells no size (of HTTP, no Content-Length), so it cannot be "
+            f"{path}: its server reports no size (for HTTP, no Content-Length), so it cannot be "
             "split or read in ranges; copy it to a file system that does"
         )
     stamp = _changed(info)
@@ -422,7 +422,7 @@ def _status(path: str, info: dict[str, Any]) -> FileStatus:
 
 
 def _version(info: dict[str, Any]) -> str:
-    """Return a file's version from what its package tells; packages have no common name for it."""
+    """Return a file's version as its package reports it; packages have no common name for it."""
     for key in ("generation", "ETag", "etag", "e_tag"):
         if info.get(key):
             # Some stores have it in quotes, but not in listings.
@@ -445,7 +445,7 @@ _CHANGED = (
     *("LastModified", "last_modified", "Last-Modified", "modified", "mtime", "updated"),
     *("modificationTime", "created"),
 )
-"""The last one at last: where nothing else is told, a file is made anew to change it."""
+"""Creation comes last: where nothing else is reported, a file is replaced to change it."""
 
 
 def _with_path(error: Exception, action: str, location: Location) -> OSError:

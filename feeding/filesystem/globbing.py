@@ -168,7 +168,7 @@ def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
     """Return a path's status, None if the path does not exist.
 
     Args:
-        filesystem: of the path.
+        filesystem: filesystem of the path.
         location: the path.
     """
     try:

@@ -31,7 +31,7 @@ class FileStatus:
     """Status of a path."""
 
     path: str
-    """With its scheme."""
+    """Path with its scheme."""
     size_bytes: int
     """0 for a directory."""
     is_directory: bool
@@ -62,21 +62,21 @@ class RangeReader(Protocol):
 
     @property
     def path(self) -> str:
-        """As it was opened."""
+        """Path as it was opened."""
 
     @property
     def size_bytes(self) -> int:
-        """When it was opened."""
+        """Size when it was opened."""
 
     @property
     def version(self) -> str:
-        """When it was opened; see FileStatus."""
+        """Version when it was opened; see FileStatus."""
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return a range of the file.
 
         Args:
-            offset: of the first byte.
+            offset: offset of the first byte.
             length: in bytes; the result is shorter only at the file's end.
 
         Raises:
@@ -89,7 +89,7 @@ class RangeReader(Protocol):
         """Start to fetch a range; a call of the result waits for it as `read_range` does.
 
         Args:
-            offset: of the first byte.
+            offset: offset of the first byte.
             length: in bytes.
         """
 
@@ -105,7 +105,7 @@ class RangeReader(Protocol):
         Raises:
             FileChanged: the block raised nothing or a DataError, and the file was replaced before
                 the last ranges came.
-            StorageUnavailable: the block raised nothing, and no server told whether it was.
+            StorageUnavailable: the block raised nothing, and no server reported whether it was.
         """
 
 
@@ -113,8 +113,8 @@ def check_range(path: str, offset: int, length: int) -> None:
     """Refuse a range that no file has; each RangeReader asks this first.
 
     Args:
-        path: of the file.
-        offset: of the first byte.
+        path: path of the file.
+        offset: offset of the first byte.
         length: in bytes.
 
     Raises:
@@ -161,7 +161,7 @@ class FileSystem(Protocol):
         Parent directories are made.
 
         Args:
-            path: of the file.
+            path: path of the file.
             content: bytes, or what makes them at each attempt.
             overwrite: replace an existing file.
 
@@ -175,7 +175,7 @@ class FileSystem(Protocol):
         If the block raises, nothing is written.
 
         Args:
-            path: of the file.
+            path: path of the file.
             overwrite: replace an existing file.
         """
 

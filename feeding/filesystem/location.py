@@ -21,7 +21,7 @@ HADOOP = frozenset({"hdfs", "viewfs"})
 MAX_PATH_BYTES = 8000
 """HDFS's limit in characters; Linux allows 4096 bytes."""
 MAX_NAME_BYTES = 255
-"""Of one component, on Linux and by default on HDFS."""
+"""Limit of one component, on Linux and by default on HDFS."""
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
 """Hadoop's short form of a scheme without a host."""
@@ -97,7 +97,7 @@ def parse(text: str | os.PathLike[str]) -> Location:
     if not isinstance(given, str) or not given:
         raise PathError(f"a path must be a non-empty str, got {given!r}")
     if "\0" in given:
-        raise PathError(f"{shown(given)} is no path: it holds a NUL")
+        raise PathError(f"{shown(given)} is not a path: it holds a NUL")
     given = two_slashes(given)
     match = _SCHEME.match(given)
     if match is None:
@@ -170,7 +170,7 @@ def _check_components(given: str, path: str) -> None:
 def _check_length(path: str) -> None:
     length = len(path.encode("utf-8", "surrogateescape"))
     if length > MAX_PATH_BYTES:
-        raise PathError(f"{shown(path)} has {length} bytes, at most {MAX_PATH_BYTES} work")
+        raise PathError(f"{shown(path)} has {length} bytes, the limit is {MAX_PATH_BYTES}")
 
 
 def _wrong_with(part: str) -> str:

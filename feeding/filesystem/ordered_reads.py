@@ -27,7 +27,7 @@ class AheadLimits:
     num_threads: int
     num_files: int
     num_bytes: float = math.inf
-    """Of all of them, unless one alone is larger."""
+    """Size of all of them, unless one alone is larger."""
 
 
 def read_in_order(
@@ -41,7 +41,7 @@ def read_in_order(
     Args:
         read: called in threads; what it raises is raised in its turn, and ends the reads.
         wanted: what is to be read.
-        limits: of what is read ahead.
+        limits: limits of what is read ahead.
         sizes: bytes that are held of each until it is asked for; None: few.
     """
     if not wanted:

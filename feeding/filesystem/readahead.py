@@ -134,8 +134,8 @@ class ReadAhead(io.RawIOBase):
 
     def _has_shrunk(self, at: int) -> FileChanged:
         return FileChanged(
-            f"{self.name} has no byte after {at} any more, it had {self._reader.size_bytes} when "
-            "it was opened; read files that are not written to any more"
+            f"{self.name} now has no byte after {at}, it had {self._reader.size_bytes} bytes when "
+            "it was opened; read only files that are no longer written"
         )
 
     def _request(self, at_least: int) -> None:

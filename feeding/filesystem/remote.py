@@ -65,7 +65,7 @@ class RemoteReader(ABC):
     """See RangeReader; what derives from it sets `size_bytes` and `version`.
 
     Args:
-        path: of the open file, as the user wrote it, with its scheme.
+        path: path of the open file, as the user wrote it, with its scheme.
     """
 
     size_bytes: int

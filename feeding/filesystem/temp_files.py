@@ -54,7 +54,7 @@ def collected(publish: Callable[[Pieces], None]) -> Iterator[BinaryIO]:
 
 
 class _NamesPlace(io.FileIO):
-    """A file without a name, whose error in writing has no path by itself."""
+    """A file without a name, whose write errors have no path of their own."""
 
     def write(self, data: Buffer, /) -> int:  # type: ignore[override]
         try:

@@ -21,10 +21,10 @@ def walk(
     """Yield the files of a whole tree; hidden directories are not listed.
 
     Args:
-        filesystem: of the directory.
+        filesystem: filesystem of the directory.
         directory: an existing one.
         is_hidden: returns whether a file or directory of a name is left out, with all below.
-        depth: of the directory below the first one.
+        depth: depth of the directory below the first one.
 
     Raises:
         DataError: the tree is more than 32 directories deep.

@@ -26,7 +26,7 @@ class WatchedWrite:
 
     inner: AbstractFileSystem
     path: str
-    """As `inner` has it."""
+    """Path as `inner` has it."""
     pieces: Pieces
     written_bytes: int = 0
     """Grows while the write makes progress; the waiting thread reads it."""

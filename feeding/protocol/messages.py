@@ -34,7 +34,7 @@ VERSION = 1
 """Version of these messages and of the chunk format; a worker refuses others."""
 MAX_HOLD_S = 60.0
 LIMITS = Limits(max_meta_bytes=1 << 20)
-"""Of the connections between feeders and workers: a chunk's meta holds a schema."""
+"""Limits of connections between feeders and workers: a chunk's meta holds a schema."""
 MAX_RECALLED = 1000
 """Entries of one Recalled, so that its meta is small."""
 _ONE_VERSION = "install one version of tfos on all executors"
@@ -52,14 +52,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     """A feeder asks for the state of a feed, and may claim a partition or reopen an epoch."""
 
     version: int = VERSION
-    """In the first place for good; see decode_request."""
+    """Version of the protocol, always the first field; see decode_request."""
     feed: Name
     epoch: Count = 0
     partition: Count = 0
     exactly_once: bool = False
     """Report the accepted rows of this partition, and accept it from this attempt only."""
     attempt: Count = 0
-    """With exactly_once: the random number of this attempt to feed the partition."""
+    """Random number of this attempt to feed the partition, with exactly_once."""
     reopen: Count = 0
     """Reopen this epoch for this round of feeding lost rows again, unless its end was read or the
     round is over; 0: nothing is fed again."""
@@ -70,7 +70,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     chunk: ChunkMeta
     attempt: Count = 0
-    """With exactly_once: the attempt that feeds the chunk; see Hello."""
+    """The attempt that feeds the chunk, with exactly_once; see Hello."""
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -146,7 +146,7 @@ def check_version(version: int) -> None:
     """Refuse a feeder of another version.
 
     Args:
-        version: of its Hello.
+        version: version of its Hello.
 
     Raises:
         ChunkError: it is not VERSION.
@@ -175,7 +175,7 @@ def _decoding(decoder: msgspec.msgpack.Decoder[Meta], what: str) -> Callable[[by
     """Return a function that decodes the meta of one kind of message.
 
     Args:
-        decoder: of the kind.
+        decoder: decoder of the kind.
         what: it is, for the error.
 
     Raises:

@@ -79,7 +79,7 @@ class BadData:
         """Return the error for one damaged record or file more than are skipped.
 
         Args:
-            error: of one of them.
+            error: error of one of them.
         """
         return DataError(
             f"{error}; {self.max_skipped + 1} damaged records or files, max_skipped is "

@@ -104,7 +104,7 @@ def named_once(paths: Path | Iterable[Path]) -> list[str]:
     """Return paths as `path_list` does, none of them twice.
 
     Raises:
-        FeedSettingsError: as of `path_list`, or one is there twice: its files are read once.
+        FeedSettingsError: see `path_list`; or a path is named twice, but files are read once.
     """
     texts = path_list(paths)
     seen: set[str] = set()
@@ -112,8 +112,8 @@ def named_once(paths: Path | Iterable[Path]) -> list[str]:
         place = str(parse(text))
         if place in seen:
             raise FeedSettingsError(
-                f"{place} is named twice, and each file is read once an epoch: name it once. To "
-                "have its rows twice, copy its files to another directory and name both"
+                f"{place} is named twice, but each file is read once an epoch: name it once. To "
+                "read its rows twice, copy its files to another directory and name both"
             )
         seen.add(place)
     return texts

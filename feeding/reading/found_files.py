@@ -22,7 +22,7 @@ from feeding.reading.splits import SourceFile
 
 _DIGEST_BYTES = 4
 _MOST_DIGESTS = 2048
-"""16 KiB per worker; of more files only the numbers are told."""
+"""16 KiB per worker; of more files only the numbers are sent."""
 
 
 class FoundFiles(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def difference(
             return found_text + _first(files, other)
         if is_other(other.versions, own.versions):
             return (
-                f"{found_text}; they have the same names and sizes, but were written anew between "
+                f"{found_text}; they have the same names and sizes, but were written again between "
                 f"the two listings (versions {other.versions} there, {own.versions} here)"
                 f"{_first(files, other)}"
             )

@@ -18,7 +18,7 @@ def beyond_ratio(num_made: int, num_stored: int, max_ratio: int) -> str:
     Args:
         num_made: decompressed bytes so far.
         num_stored: compressed bytes that they came from.
-        max_ratio: of both; `max_gzip_ratio` of the limits.
+        max_ratio: largest ratio of the two; `max_gzip_ratio` of the limits.
     """
     if num_made <= max(_FROM_BYTES, max_ratio * num_stored):
         return ""

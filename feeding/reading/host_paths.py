@@ -53,6 +53,6 @@ def below(directory: str, path: str) -> str:
 
     Args:
         directory: the `common_directory` of its data set.
-        path: of the file.
+        path: path of the file.
     """
     return os.path.relpath(path, directory) if os.path.isabs(path) else path

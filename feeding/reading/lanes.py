@@ -48,7 +48,7 @@ class Lanes:
     """The rest of a part's rows in the order of turns.
 
     Args:
-        source: of the rows.
+        source: source of the rows.
         part: its splits, and how much of them was read.
         width: splits read side by side; one more is opened ahead.
         turn: rows of a turn; a lane that is alone reads without turns.

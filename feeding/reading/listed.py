@@ -28,6 +28,6 @@ def open_listed(file: SourceFile) -> RangeReader:
     if opened.size_bytes == file.size_bytes:
         then, now = f"was {file.version}", opened.version
     raise FileChanged(
-        f"{file.path} {then} when it was listed, now {now}; read files that are not written to "
-        "any more"
+        f"{file.path} {then} when it was listed, now {now}; read only files that are no longer "
+        "written"
     )

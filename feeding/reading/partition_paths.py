@@ -55,7 +55,7 @@ def partition_values(path: str, base: str) -> dict[str, str | None]:
     """Return the values of the directories between a base and a file, in order.
 
     Args:
-        path: of the file.
+        path: path of the file.
         base: directory that was read.
     """
     found: dict[str, str | None] = {}

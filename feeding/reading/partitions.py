@@ -82,7 +82,7 @@ class PartitionColumn:
         """Return a file's value for each of its rows, dtype[n] or object[n].
 
         Args:
-            path: of the file.
+            path: path of the file.
             num_rows: n.
             fill: replaces Spark's null.
         """
@@ -124,8 +124,8 @@ def refuse_both(name: str, path: str, *, only_filtered: bool = False) -> FeedSet
     """Return the error for a column that a file and its directories have.
 
     Args:
-        name: of the column.
-        path: of the file.
+        name: name of the column.
+        path: path of the file.
         only_filtered: whether it is needed for `filters` alone.
     """
     which = ", and filters name it" if only_filtered else ""
@@ -140,7 +140,7 @@ class PartitionedSource:
 
     Args:
         source: the files.
-        columns: of the directories.
+        columns: columns of the directories.
 
     Raises:
         DataError: a value is null.

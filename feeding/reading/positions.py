@@ -7,7 +7,7 @@ left is the work that the next readers share:
     as many readers    each continues exactly where its predecessor stopped
     another number     windows   the rest of each window that a stopped reader was in
                        begun     the rest of each split behind those windows; each assigned whole
-                       the rest  all splits that no reader has begun, split anew for even shares
+                       the rest  all splits that no reader has begun, split again for even shares
 
 Later epochs, which no reader has begun, are shared as usual. A place counts rows that a split
 yields when it is read, also rows that filters or damage drop later.
@@ -39,8 +39,8 @@ class Front(msgspec.Struct, frozen=True, array_like=True):
     """Which splits of a part are being read, and how far."""
 
     lanes: tuple[tuple[Count, Count], ...] = ()
-    """In the order of their turns: index of the split in the part, and how many of its rows were
-    read."""
+    """Lanes in the order of their turns: index of the split in the part, and how many of its rows
+    were read."""
     begun: Count = 0
     """Splits of the part that were begun, those that have ended included."""
 
@@ -91,7 +91,7 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file, as a checkpoint stores it beside the positions."""
 
     path: str
-    """As of `without_directory`."""
+    """Path as `without_directory` returns it."""
     size_bytes: int
     version: str = ""
     """See FileStatus; empty: unknown, as of files of a host."""
@@ -182,7 +182,7 @@ def work_of(
         num_workers: workers that share the files.
         seed: see splits.share.
         epoch: from 0.
-        stops: of earlier runs, the oldest first.
+        stops: where earlier runs stopped, the oldest first.
 
     Raises:
         FeedSettingsError: see splits.share.
@@ -297,8 +297,8 @@ def _check_same(saved: Position, reader: Position) -> None:
     if saved.files != reader.files:
         raise FileChanged(
             "reading cannot continue: the files, their sizes or their rows have changed since the "
-            f"position was saved (fingerprint {saved.files}, now {reader.files}), or they were "
-            "read with equal_steps() then and without it now, or the reverse"
+            f"position was saved (fingerprint {saved.files}, now {reader.files}), or equal_steps() "
+            "is used only then or only now"
         )
     if saved.choice and reader.choice and saved.choice != reader.choice:
         raise FileChanged(
@@ -308,7 +308,7 @@ def _check_same(saved: Position, reader: Position) -> None:
         )
     if is_other(saved.versions, reader.versions):
         raise FileChanged(
-            "reading cannot continue: files were written anew since the position was saved, with "
+            "reading cannot continue: files were written again since the position was saved, with "
             f"equal sizes (versions {saved.versions}, now {reader.versions}). Read the files as "
             "they were, or start under another name"
         )

@@ -35,7 +35,7 @@ from feeding.reading.splits import SourceFile
 
 MOST_BYTES = 512 * MIB
 WINDOW_SHARE = 4
-"""A window holds at most one in so many of these bytes: it is copied twice while it is permuted."""
+"""A window holds at most one in this many of those bytes: permuting it copies it twice."""
 
 
 class DirectReader:

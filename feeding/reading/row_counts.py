@@ -60,7 +60,7 @@ class PieceRows:
             piece = self.piece
             raise FileChanged(
                 f"{piece.path}, bytes {piece.start} to {piece.stop}: {self.counted} rows were "
-                f"counted, now it has {found}; read files that are not written to any more"
+                f"counted, now it has {found}; read only files that are no longer written"
             )
 
 
@@ -135,7 +135,7 @@ def counting_share(pieces: Sequence[Split], worker: int, num_workers: int) -> ra
     """Return the indexes of the pieces that one worker counts: consecutive, of even bytes.
 
     Args:
-        pieces: of all files.
+        pieces: pieces of all files.
         worker: from 0.
         num_workers: workers that share the counting.
     """

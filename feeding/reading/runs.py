@@ -103,10 +103,10 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
     """Yield the rest of a part.
 
     Args:
-        source: of the rows.
+        source: source of the rows.
         part: the splits, and how much of them earlier runs have read.
         number: of the part within the epoch's work.
-        order: of its rows.
+        order: order of its rows.
 
     Raises:
         FileChanged: a split has fewer rows than earlier runs have read from it.

@@ -82,7 +82,7 @@ def share(
         files: all files, in any order; empty ones are ignored. Either all have known rows or none.
         worker: from 0.
         num_workers: workers that share the files.
-        seed: of the order of pieces, another order in each epoch; None: by path, in every epoch.
+        seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
         epoch: from 0.
         piece_bytes: size of the pieces of files with unknown rows.
 
@@ -122,7 +122,8 @@ def _row_share(
     if len(counted) < len(files):
         other = next(file.path for file in files if file.piece_rows is None)
         raise FeedSettingsError(
-            f"the rows of {counted[0].path} are known, those of {other} are not; read them apart"
+            f"the rows of {counted[0].path} are known, those of {other} are not; "
+            "read them separately"
         )
     pieces = [
         Split(file.path, 0, num_rows, number)

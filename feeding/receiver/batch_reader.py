@@ -110,7 +110,7 @@ class BatchReader:
     Its rows are trained: those of an inference are dropped, and their feeder fails.
 
     Args:
-        channel: of the worker.
+        channel: channel of the worker.
         feed: name of the feed.
     """
 
@@ -124,9 +124,9 @@ class BatchReader:
         self._cursor = Cursor(channel, feed)
         self._end: EpochEnd | FeedEnd | None = None
         self._source: Schema | None = None
-        """Of the first chunk."""
+        """Schema of the first chunk."""
         self._schema: Schema | None = None
-        """Of the batches: columns whose rows differ in length are ragged."""
+        """Schema of the batches: columns whose rows differ in length are ragged."""
 
     def next_batch(
         self, batch_size: int, timeout_s: float | None = None
@@ -237,9 +237,9 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
     """Return the schema of batches that hold rows of another chunk too.
 
     Args:
-        schema: of the batches so far.
-        first: of the first chunk.
-        found: of the other chunk, its columns in the order of the first.
+        schema: schema of the batches so far.
+        first: schema of the first chunk.
+        found: schema of the other chunk, its columns in the order of the first.
         feed: its name, for errors.
 
     Raises:
@@ -247,7 +247,7 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
     """
     if found.names != first.names:
         raise SchemaError(
-            f"feed {feed!r} had rows of {first}, now come {found}; feed rows of one "
+            f"feed {feed!r} had rows of {first}, then got {found}; feed rows of one "
             "form, or name another feed in queues= for the others"
         )
     columns = list(schema.columns)
@@ -256,7 +256,7 @@ def _joined(schema: Schema, first: Schema, found: Schema, feed: str) -> Schema:
             if not (_is_row_of_items(spec) and _is_row_of_items(before)):
                 raise SchemaError(
                     f"feed {feed!r}: column {before.name!r} had rows of {before}, "
-                    f"now come rows of {spec}; give all rows one form before they are fed"
+                    f"then got rows of {spec}; give all rows one form before they are fed"
                 )
             columns[place] = ColumnSpec(before.name, "ragged", before.value, before.dtype)
         _check_cast(spec, before.dtype, feed)
@@ -279,7 +279,7 @@ def _check_cast(spec: ColumnSpec, dtype: str, feed: str) -> None:
     both_ints = source.kind in "biu" and target.kind in "iu"
     if not both_ints and not np.can_cast(source, target, "same_kind"):
         raise SchemaError(
-            f"feed {feed!r}: column {spec.name!r} had {dtype}, now comes {spec.dtype}, which "
+            f"feed {feed!r}: column {spec.name!r} had {dtype}, then got {spec.dtype}, which "
             f"cannot become {dtype}; cast the column to one type before it is fed"
         )
 
@@ -343,6 +343,6 @@ def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> N
     """Refuse numbers that the dtype of the rows before them does not hold."""
     if (found := misfits(values, dtype)) is not None:
         raise SchemaError(
-            f"feed {feed!r}: column {name!r} had {dtype}, now comes {found[0]}..{found[1]}, which "
+            f"feed {feed!r}: column {name!r} had {dtype}, then got {found[0]}..{found[1]}, which "
             "it cannot hold; cast the column to one type before it is fed"
         )

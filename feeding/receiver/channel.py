@@ -68,7 +68,7 @@ class FeedChannel:
 
         Args:
             feed: name of the feed.
-            epoch: of that feed.
+            epoch: epoch of that feed.
         """
         with self._state.changed:
             self._state.queue(feed).begin_at(epoch)
@@ -81,7 +81,7 @@ class FeedChannel:
 
         Args:
             feed: name of the feed.
-            epoch: of that feed.
+            epoch: epoch of that feed.
             validation: feed and epoch of its validation rows. When the consumer reads a later
                 epoch, unread validation rows are dropped, and later ones too; so are those of an
                 epoch that it has left out.
@@ -105,7 +105,7 @@ class FeedChannel:
 
         Args:
             feed: name of the feed.
-            epoch: of that feed.
+            epoch: epoch of that feed.
         """
         with self._state.changed:
             queue = self._state.queue(feed)
@@ -154,7 +154,7 @@ class FeedChannel:
         """Report that `main_fun` raised: every feeder gets a TrainerFailed.
 
         Args:
-            message: of the error.
+            message: message of the error.
             error_type: its class name.
             remote_traceback: its traceback.
         """
@@ -225,7 +225,7 @@ class FeedChannel:
         """Count rows of a chunk as read by the consumer.
 
         Args:
-            chunk: that the rows are of.
+            chunk: the chunk that holds the rows.
             start: the first row that is read now.
             stop: the row after the last.
         """
@@ -318,7 +318,7 @@ class FeedChannel:
 
         Args:
             feed: name of the feed.
-            epoch: of that feed.
+            epoch: epoch of that feed.
             timeout_s: longest wait.
 
         Returns:

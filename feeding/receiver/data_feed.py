@@ -29,7 +29,7 @@ class DataFeed:
     an endless wait; `terminate` returns at once.
 
     Args:
-        channel: of the worker.
+        channel: channel of the worker.
         train_mode: False: a batch ends at the end of a partition, as inference batches always do.
         qname_in: name of the feed.
         qname_out: accepted for compatibility; results go back to where their rows came from.
@@ -126,8 +126,8 @@ class DataFeed:
 
         Raises:
             ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
-            ResultTypeError: a dict has a value that is no array, such as a list.
-            RowError: a result is no number, text, bytes, array, or group of these.
+            ResultTypeError: a dict has a value that is not an array, such as a list.
+            RowError: a result is not a number, text, bytes, array, or group of these.
         """
         columns = columns_of(results)
         if columns is not None:
@@ -208,8 +208,8 @@ class DataFeed:
                 return False
         if missing := [column for column in mapping if column not in layout.names]:
             raise SchemaError(
-                f"input_mapping names the columns {list(mapping)}, a row has "
-                f"{list(layout.names)}, without {missing}; name them as the data does"
+                f"input_mapping names the columns {list(mapping)}, but a row has "
+                f"{list(layout.names)}, without {missing}; use the data's names"
             )
         return True
 

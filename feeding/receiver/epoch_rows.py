@@ -105,7 +105,7 @@ class EpochRows:
         """Accept a partition's rows from this feeder only; return the rows accepted so far.
 
         Args:
-            partition: of the feed.
+            partition: partition of the feed.
             owner: number of the attempt that feeds it.
         """
         found = self._partitions.setdefault(partition, _Partition())
@@ -130,7 +130,7 @@ class EpochRows:
         """Count rows as accepted; return the position of the first row.
 
         Args:
-            partition: of the rows.
+            partition: partition of the rows.
             first_row: in the partition.
             num_rows: consecutive rows.
         """

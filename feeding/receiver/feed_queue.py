@@ -87,7 +87,7 @@ class FeedQueue:
         self.taken_rows = 0
         self.trained_rows = 0
         self.train_rows = 0
-        """Those of `trained_rows` that are no inference rows, which are answered."""
+        """How many of `trained_rows` are for training; inference rows are answered instead."""
         self.dropped_rows = 0
         self.unread_bytes = 0
         self.taken_bytes = 0
@@ -136,8 +136,8 @@ class FeedQueue:
         """Take back the order to end an epoch, for a round of feeding lost rows again.
 
         Args:
-            epoch: of this feed.
-            round_number: of the round, from 1.
+            epoch: epoch of this feed.
+            round_number: number of the round, from 1.
 
         Returns:
             False if the epoch's end was read, or its order came after this round.
@@ -216,7 +216,7 @@ class FeedQueue:
         """Mark the end of an epoch and of all earlier ones; idempotent.
 
         Args:
-            epoch: of this feed.
+            epoch: epoch of this feed.
             rounds: number of finished rounds of feeding its lost rows again. An order from before
                 the newest round is stale; another one follows.
         """

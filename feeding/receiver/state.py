@@ -52,8 +52,8 @@ class FeedState:
         if queue is None:
             if len(self.queues) >= MAX_FEEDS:
                 raise FeedError(
-                    f"{self.worker} has {MAX_FEEDS} feeds, the most that a worker can have, and "
-                    f"{feed!r} is one more; name fewer in queues="
+                    f"{self.worker} has {MAX_FEEDS} feeds, the most that a worker can have, so "
+                    f"{feed!r} is refused; name fewer in queues="
                 )
             queue = self.queues[feed] = FeedQueue(feed)
             queue.draining = self.draining

@@ -30,10 +30,10 @@ class UnansweredBatches:
 
     Args:
         batches: the source.
-        names: of the columns of its batches in the output.
+        names: names of the columns of its batches in the output.
 
     Attributes:
-        num_bytes: of the waiting batches.
+        num_bytes: bytes of the waiting batches.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class ArrowInferenceTask:
 
     targets: tuple[FeedTarget, ...]
     credentials: Callable[[], Credentials]
-    """As of FeedTask."""
+    """See FeedTask."""
     config: FeedConfig
     feed: str
     fields: tuple[pa.Field, ...]
@@ -132,7 +132,7 @@ class ArrowInferenceTask:
 
         Args:
             partition: number of the partition.
-            batches: of the partition.
+            batches: batches of the partition.
             names: of the batches' columns in the output, in place of their own names.
             places: indexes of the columns that are sent.
 

@@ -165,7 +165,7 @@ class Feeder:
 
     Args:
         targets: the workers.
-        credentials: of the cluster.
+        credentials: credentials of the cluster.
         config: limits and deadlines.
         packer: makes chunks of this partition's rows.
         hello: feed, epoch and partition.
@@ -374,9 +374,9 @@ class Feeder:
         """Refuse a partition with fewer rows than an earlier attempt has fed."""
         if self._selection.last_done > total:
             raise RowsChanged(
-                f"partition {self._partition} of feed {self._feed!r} has {total} rows, and had at "
-                f"least {self._selection.last_done} when it was fed before: exactly_once needs the "
-                "same rows in the same order each time Spark computes a partition. Cache or sort "
+                f"partition {self._partition} of feed {self._feed!r} has {total} rows, but had at "
+                f"least {self._selection.last_done} when it was fed before. exactly_once needs the "
+                "same rows in the same order each time Spark computes a partition: cache or sort "
                 "the data, or train with exactly_once=False"
             )
 
@@ -410,7 +410,7 @@ def greet_again(
         raise FeedTimeout(
             f"{what}: no answer for {config.feed_timeout_s:g} s, the first try waits "
             f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs "
-            "one long call that holds Python's lock, such as loading a large JSON file; if it "
+            "one long call that holds Python's GIL, such as loading a large JSON file; if a call "
             "needs that long, raise feed_timeout"
         )
     tries = max(link.num_silences for link in silent)
@@ -423,10 +423,10 @@ def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:
     """Return why no worker is left, for an error.
 
     Args:
-        links: of all workers.
+        links: links of all workers.
         what: was to be sent, such as "partition 3".
     """
     if not links:
-        return f"{what} has no worker to go to; the cluster has none"
+        return f"{what} has no worker to go to: the cluster has none"
     reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in links if link.lost)
     return f"{what} has no worker left to go to: {reasons}. Their own failures say why"

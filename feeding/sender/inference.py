@@ -58,7 +58,7 @@ class InferenceFeeder:
 
     Args:
         targets: the workers.
-        credentials: of the cluster.
+        credentials: credentials of the cluster.
         config: limits and deadlines.
         feed: name of the feed.
         partition: number of the partition.
@@ -149,7 +149,7 @@ class InferenceFeeder:
         wanted = [link for link in alive if not link.status.draining]
         if not wanted:
             raise NoWorkerLeft(
-                f"partition {self._partition}: no worker takes rows for inference any more, "
+                f"partition {self._partition}: no worker takes rows for inference any more; "
                 "main_fun has returned or called terminate() on all of them"
             )
         turn = self._partition % len(wanted)

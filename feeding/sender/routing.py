@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SLACK_CHUNKS = 2
-"""Differences of unread bytes below so many chunks do not count. A worker on the feeder's own host
-is preferred while it has at most so many chunks more to read."""
+"""Differences of unread bytes below this many chunks do not count. A worker on the feeder's own
+host is preferred while it has at most this many more chunks to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LinkView:
     """What routing knows of one worker."""
 
     unread_bytes: int | None
-    """As last reported, plus the bytes sent since; None: unknown, or too old."""
+    """Bytes as last reported, plus the bytes sent since; None: unknown, or too old."""
     sent_bytes: int
     """Total bytes from this feeder; breaks ties between workers with equally few unread bytes."""
     room: bool = True

@@ -34,7 +34,7 @@ class Shuffle:
     """Order of one feed's rows."""
 
     seed: int
-    """From 0 to 2**64 - 1."""
+    """Seed from 0 to 2**64 - 1."""
     window_rows: int = 1
     """Rows per permuted window, which the feed task holds in memory. 1: only the order of the
     partitions changes."""
@@ -54,8 +54,8 @@ class Shuffle:
         """Yield the rows of a partition's chunks in their new order.
 
         Args:
-            chunks: of one partition, in row order.
-            most_bytes: of a window; a larger window ends early.
+            chunks: chunks of one partition, in row order.
+            most_bytes: most bytes in a window; a larger window ends early.
         """
         if self.window_rows == 1:
             yield from chunks
@@ -74,9 +74,9 @@ class ShuffledPacker:
     """A packer whose chunks are shuffled.
 
     Args:
-        packer: of one partition.
+        packer: packer of one partition.
         shuffle: the order.
-        most_bytes: of a window.
+        most_bytes: most bytes in a window.
     """
 
     def __init__(self, packer: Packer, shuffle: Shuffle, most_bytes: int) -> None:

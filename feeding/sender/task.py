@@ -68,7 +68,7 @@ class FeedTask:
 
         Args:
             partition: its number.
-            rows: of the partition, as `packer` takes them.
+            rows: rows of the partition, as `packer` takes them.
 
         Raises:
             FeedError: see feeding.sender.feeder.Feeder.run.
@@ -107,7 +107,7 @@ class InferenceTask:
 
     targets: tuple[FeedTarget, ...]
     credentials: Callable[[], Credentials]
-    """As of FeedTask."""
+    """See FeedTask."""
     config: FeedConfig
     feed: str = "input"
 
@@ -116,7 +116,7 @@ class InferenceTask:
 
         Args:
             partition: its number.
-            rows: of the partition.
+            rows: rows of the partition.
 
         Raises:
             FeedError: see feeding.sender.inference.InferenceFeeder.run.

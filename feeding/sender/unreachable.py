@@ -1,6 +1,6 @@
 """Unreachable workers: those whose hosts accepted no connection of this process a while ago.
 
-Covers: which they are, so that not each partition waits for them anew.
+Covers: which they are, so that each partition need not wait for them again.
 Does not: connect (worker_link), decide whether they are tried all the same (feeder, inference).
 Runs in: a Python worker process of Spark, which runs many tasks, one after the other.
 Threads: any; each call is one operation on a dict.
@@ -13,7 +13,7 @@ import time
 from rpc.endpoint import Endpoint
 
 AWAY_S = 60.0
-"""For so long such a worker is passed over while another one answers. A try takes 10 s
+"""Such a worker is passed over for this long while another one answers. A try takes 10 s
 (`FeedConfig.connect_timeout_s`), so it costs a sixth of the time or less."""
 _MOST = 1024
 
@@ -45,4 +45,4 @@ class UnreachableWorkers:
 
 
 UNREACHABLE = UnreachableWorkers()
-"""Those of this process."""
+"""The unreachable workers that this process knows."""

@@ -85,7 +85,7 @@ class WorkerLink:
 
     target: FeedTarget
     credentials: Credentials
-    """Of the cluster."""
+    """Credentials of the cluster."""
     feed: str
     """Name of the feed that its connection is for."""
     connection: Connection | None = None
@@ -112,7 +112,7 @@ class WorkerLink:
     num_silences: int = 0
     """Tries in which it was silent, so that its host accepts connections."""
     passed_over: bool = False
-    """Whether it is lost only because its host accepted no connection a while ago."""
+    """Whether it is lost only because its host recently accepted no connection."""
     is_needed: bool = False
     """Whether a connection is tried all the same."""
 
@@ -208,7 +208,7 @@ class WorkerLink:
             if self._keeps_used():
                 return
             self.passed_over = True
-            self.lose("its host accepted no connection a while ago")
+            self.lose("its host recently accepted no connection")
             return
         # The worker tells connections apart by it: a session ends with the one that it came on.
         identity = Identity(Role.FEEDER, os.getpid(), secrets.randbits(62) + 1)
@@ -330,7 +330,7 @@ class WorkerLink:
         """Fetch the results that the last status announced.
 
         Args:
-            session: of the results.
+            session: session of the results.
             timeout_s: for the call.
 
         Raises:

@@ -27,9 +27,9 @@ from rpc.field_texts import with_field_texts
 _logger = logging.getLogger(__name__)
 
 MAX_PASSED_OVER = 1000
-"""They travel in a server's answer."""
+"""Most steps of a server's answer."""
 MAX_LOOKS = 4
-"""At the steps, each of which is the newest one when its files are read."""
+"""Most looks at the steps; each time the newest one was replaced before its files were read."""
 Found = TypeVar("Found")
 
 
@@ -47,7 +47,7 @@ class RestoreOptions:
     """Fail if the newest step is damaged, instead of taking the newest one that is whole. A step
     that a later run has skipped is not the newest, whatever its number."""
     job: str | None = None
-    """Only checkpoints of this job; None: of any job."""
+    """Restore only checkpoints of this job; None: of any job."""
 
 
 AS_SAVED = RestoreOptions()
@@ -161,7 +161,7 @@ def latest(root: Root, *, is_told: bool = True) -> int | None:
 
     Args:
         root: the checkpoint root.
-        is_told: as of `complete_chains`.
+        is_told: see `complete_chains`.
     """
     chain = next(complete_chains(storage_at(root), is_told=is_told), None)
     return None if chain is None else chain[0].step
@@ -252,9 +252,9 @@ def check_restorable(root: Root, step: int | None, like: RestoreOptions) -> int:
     Returns the step that `find` would return if no value is damaged.
 
     Args:
-        root: as `find`.
-        step: as `find`.
-        like: as `find`.
+        root: see `find`.
+        step: see `find`.
+        like: see `find`.
 
     Raises:
         CheckpointError: there is none, or the one that `find` would return is of another model.
@@ -297,8 +297,8 @@ def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) ->
 
     Args:
         root: the checkpoint directory.
-        strict: as of `read_newest`.
-        job: as of `read_newest`.
+        strict: see `read_newest`.
+        job: see `read_newest`.
     """
     storage = storage_at(root)
     return read_newest(root, lambda chain: verified(storage, chain)[0], strict=strict, job=job)
@@ -383,7 +383,7 @@ def read_newest(
     raise CheckpointError(
         f"{storage.where()}: the newest step was {first[0]} at first and is {steps[0]} now: each "
         "was replaced before it was read. Save less often, keep more checkpoints (keep=...), or "
-        "restore once nothing saves there"
+        "restore when nothing saves there"
     ) from failure
 
 
@@ -393,7 +393,7 @@ class _Look:
 
     storage: Storage
     steps: Sequence[int]
-    """On disk when it began, newest first."""
+    """Steps on disk when it began, newest first."""
     is_last: bool
     is_told: bool
     strict: bool
@@ -433,9 +433,9 @@ def _tell_newer(storage: Storage, taken: int, steps: Sequence[int]) -> None:
     newer = [step for step in steps if step > taken]
     if newer:
         _logger.warning(
-            "%s: step %d is taken, not step %s, which is newer by its number: what was trained "
-            "between them is not part of it. Checkpoints that are saved from here on say so, and "
-            "later restores prefer them; step=%d takes the other one",
+            "%s: step %d is restored, not step %s, which has a higher number: the training between "
+            "them is left out. Checkpoints saved from now on record this, and later restores "
+            "prefer them; step=%d restores the other one",
             storage.where(),
             taken,
             ", ".join(map(str, newer[:5])),

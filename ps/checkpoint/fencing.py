@@ -1,7 +1,8 @@
 """Fencing of PS processes: the newest generation of a rank serves, older ones exit.
 
 A server that was replaced while it was frozen does not know it when it is thawed. So each start
-takes the next number in a small file beside the checkpoints; who finds a higher one there ends.
+takes the next number in a small file beside the checkpoints; one that finds a higher
+number there ends.
 
 Workers refuse a server whose number is lower than its predecessor's, so a number must outlive its
 file: there are two copies, each with a digest. A damaged copy says nothing, and the server that
@@ -39,11 +40,11 @@ from rpc.field_texts import with_field_texts
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""A server that has not looked for so long does so before it answers: it may have been frozen. So
-long its successor waits before it serves. Longer than the time between two looks."""
+"""A server that has not looked for this long does so before it answers: it may have been frozen.
+Its successor waits as long before it serves. Longer than the time between two looks."""
 
 REPAIR_S = 5.0
-"""Between two attempts to write a copy again; a full disk is not asked more often."""
+"""Seconds between two attempts to rewrite a copy; a full disk is not tried more often."""
 _REFUSAL = "does not serve; stop one of them"
 
 
@@ -67,7 +68,7 @@ class GenerationFence:
     Args:
         storage: the checkpoint root, the same for all of them.
         cluster_id: another cluster's files there mean nothing to this server.
-        rank: of the server.
+        rank: rank of the server.
 
     Raises:
         CheckpointError: the file system still fails after a few seconds.
@@ -88,7 +89,7 @@ class GenerationFence:
         self._mine = msgspec.structs.replace(self._mine, number=self._next_number())
         owner = f"{self.server}, start {self.number}, {secrets.token_hex(4)}"
         self._turn = Lease(storage, owner, name=f"{self._names[0]}.lease", refusal=_REFUSAL)
-        """To write the copies; one object, so that later attempts go on with a wait."""
+        """Lease to write the copies; one object, so that later attempts continue a wait."""
 
     def claim(self, endpoint: Endpoint | None = None) -> None:
         """Take the number, once this process can serve; a process with a lower number ends.
@@ -171,8 +172,8 @@ class GenerationFence:
             return patiently(read)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}. It tells which start of {self.server} this is, which a server does not "
-                "start without"
+                f"{error}. It says which start of {self.server} this is; a server does not start "
+                "without it"
             ) from error
 
     def _first_number(self) -> int:
@@ -230,7 +231,7 @@ def endpoint_of(storage: Storage, cluster_id: str, rank: int) -> Endpoint | None
     Args:
         storage: the checkpoint root.
         cluster_id: the cluster that the process must belong to.
-        rank: of the server.
+        rank: rank of the server.
 
     Raises:
         OSError, CheckpointError: the file system is away.

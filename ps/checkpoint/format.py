@@ -127,7 +127,7 @@ def bucket_nbytes(layout: Layout, manifest: Manifest, bucket_id: int) -> int:
     """Return the bytes of a bucket in a shard's file: its values, slots and average.
 
     Args:
-        layout: of the manifest.
+        layout: layout of the manifest.
         manifest: has the groups' dtypes and rules.
         bucket_id: number of the bucket.
     """
@@ -139,7 +139,7 @@ def new_arrays(layout: Layout, manifest: Manifest, bucket_id: int) -> list[Array
     """Return new arrays, [num_elements] each, for a bucket's values, slots and average.
 
     Args:
-        layout: of the manifest.
+        layout: layout of the manifest.
         manifest: has the groups' dtypes and rules.
         bucket_id: number of the bucket.
     """
@@ -160,7 +160,7 @@ def decode_manifest(data: bytes, path: str) -> Checkpoint:
 
     Args:
         data: the file's content.
-        path: of the file, for messages.
+        path: path of the file, for messages.
     """
     first, _, body = data.partition(b"\n")
     if first != digest(body).encode():

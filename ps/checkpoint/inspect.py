@@ -112,7 +112,7 @@ class TableReport(msgspec.Struct, frozen=True):
     rule: str
     slots: tuple[str, ...]
     rows: int
-    """That this step's files hold; of a delta those that have changed."""
+    """Number of rows in this step's files; a delta has those that changed."""
     nbytes: int
 
 
@@ -145,7 +145,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
 
     directory: str
     lease: str
-    """Who saves there now; empty: nobody."""
+    """The job that saves there now; empty: none does."""
     newest: int | None
     """The step that a restore takes: the newest that is whole and that no later run has passed
     over."""
@@ -210,7 +210,7 @@ def _inspect_step(
     Args:
         storage: the checkpoint root.
         step: number of the step.
-        manifests: of all steps that have one.
+        manifests: manifests of all steps that have one.
         unsound: what is wrong with the steps without one, and with older ones; gets this one.
     """
     if step not in manifests:

@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 LEASE_NAME = "lease.json"
 UNREADABLE_S = 5.0
-"""A lease that nobody can read is half written at most for so long."""
+"""A lease that nobody can read is half written for at most this long."""
 ONE_JOB = "does not save there; give each job a directory of its own, or end the other one"
 _LOOK_S = 0.5
 _MAX_ATTEMPTS = 20
@@ -106,7 +106,7 @@ def read_holder(data: bytes | None) -> Holder | None:
 
 
 class Silence:
-    """For how long what is seen has been the same, looked at again and again.
+    """How long what is seen has been the same, over repeated looks.
 
     A look counts for as much as a few polls at most: a file system that was away has shown nothing
     meanwhile, and a holder could not write.
@@ -140,7 +140,7 @@ class Silence:
 class JobLife:
     """Whether the job that holds a lease lives, as its processes show look by look.
 
-    One that is started elsewhere in the place of the lease's creator leaves the lease as it is and
+    One that is started elsewhere instead of the lease's creator leaves the lease as it is and
     beats beside it. The directory is listed when the looks begin, and again before the job is found
     over: others may have begun meanwhile.
 
@@ -157,9 +157,9 @@ class JobLife:
         self._list_tokens = tokens
         self._limit_s = silent_s
         self._tokens: set[str] | None = None
-        """As last listed; None: not yet."""
+        """The tokens as last listed; None: not listed yet."""
         self._silences: dict[str | None, Silence] = {}
-        """By token of what cannot be seen from here; None: the lease and its creator's beat."""
+        """Silences by token of what is unseen here; None: the lease and its creator's beat."""
         self.process: Holder | None = None
         """The one that lives, or that may; None: the lease was not readable."""
         self.silent_s = 0.0
@@ -367,10 +367,10 @@ class Lease:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise CheckpointError(
-                f"{self._storage.where()} is used by {_named(process)}, and whether that has ended "
-                f"cannot be seen from here: it was silent for {other.silent_s:.1f} s, its "
-                f"lease is over after {other.limit_s(process):g} s. Try again, which goes on "
-                "waiting, or raise timeout_s"
+                f"{self._storage.where()} is used by {_named(process)}, and this host cannot see "
+                f"whether that has ended: it was silent for {other.silent_s:.1f} s, its lease is "
+                f"over after {other.limit_s(process):g} s. Try again to wait longer, or raise "
+                "timeout_s"
             )
         wait_s = min(_LOOK_S, self.timing.silent_s, left_s)
         self.waited_s += wait_s

@@ -76,7 +76,7 @@ def check_sizes_in(
     Args:
         storage: the checkpoint root.
         checkpoint: the step.
-        directory: that has its files.
+        directory: the directory with its files.
         refuse: asks for one file that the listing does not have so, and says what is wrong with it.
     """
     try:
@@ -212,7 +212,7 @@ class ShardFile:
     storage: Storage
     checkpoint: Checkpoint
     layout: Layout
-    """Of the checkpoint's manifest."""
+    """Layout of the checkpoint's manifest."""
     rank: int
     name: str
     """Below the root."""
@@ -237,9 +237,9 @@ def open_shard(
     Args:
         storage: the checkpoint root.
         checkpoint: the step that it belongs to.
-        rank: of the server that saved it.
+        rank: rank of the server that saved it.
         layout: of the checkpoint's manifest.
-        directory: of the step, below the root; by default that of a committed one.
+        directory: directory of the step, below the root; by default that of a committed one.
     """
     directory = directory or step_name(checkpoint.step)
     if not 0 <= rank < len(checkpoint.shards):
@@ -304,7 +304,7 @@ def open_shards(
     Args:
         storage: the checkpoint root.
         checkpoint: the checkpoint.
-        layout: of its manifest.
+        layout: layout of its manifest.
         directory: its directory; by default that of a committed step.
     """
     found: list[ShardFile] = []
@@ -337,7 +337,7 @@ class ChainFiles:
     Args:
         storage: the checkpoint root.
         steps: the chain, as of `load_chain`.
-        settings: of the server that reads its share; None: the reader takes all.
+        settings: settings of the server that reads its share; None: the reader takes all.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class ChainFiles:
         self.storage = storage
         self.steps = tuple(steps)
         self.layout = Layout.whole(steps[0].manifest)
-        """Of all of them: a chain is of one model."""
+        """Layout of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
         self._rank = settings.rank if settings is not None else 0
         self.is_own = settings is not None and all(
@@ -387,7 +387,7 @@ def open_chain(
     Args:
         root: the checkpoint root.
         checkpoint: the step.
-        settings: as of ChainFiles.
+        settings: see ChainFiles.
 
     Raises:
         CheckpointError: one of the steps is missing or incomplete.

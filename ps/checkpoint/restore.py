@@ -71,7 +71,7 @@ def verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
 
     Args:
         storage: the checkpoint root.
-        chain: as of `load_chain`.
+        chain: see `load_chain`.
     """
     for each in chain:
         verify_files(storage, each)
@@ -79,7 +79,7 @@ def verified(storage: Storage, chain: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def verify_files(storage: Storage, checkpoint: Checkpoint) -> list[ShardFile]:
-    """As `verify`, without the checkpoints that a delta needs; returns the step's files.
+    """Like `verify`, without the checkpoints that a delta needs; returns the step's files.
 
     Args:
         storage: the checkpoint root.

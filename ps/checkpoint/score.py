@@ -26,17 +26,17 @@ def is_metric_name(name: object) -> bool:
 
 @with_field_texts
 class Score(msgspec.Struct, frozen=True):
-    """What a checkpoint's parameters were measured at, by whoever saved it.
+    """The value of a metric for a checkpoint's parameters, from the process that saved it.
 
-    Of all scored steps in a directory the best of each metric is kept; see writer.keep_newest.
+    The best scored step of each metric in a directory is kept; see writer.keep_newest.
     """
 
     metric: str
-    """Its name, such as `val_loss`."""
+    """Name of the metric, such as `val_loss`."""
     value: float
-    """Finite."""
+    """A finite number."""
     higher_is_better: bool
-    """As of an accuracy."""
+    """Whether a larger value is better, as for accuracy."""
 
     def __post_init__(self) -> None:
         if not is_metric_name(self.metric):

@@ -166,11 +166,11 @@ class ShardSnapshot:
             SegmentSnapshot(table, place, base.get(place), self._noting(len(dense.buckets) + unit))
             for unit, (table, place) in enumerate(places)
         ]
-        """Of all tables, in the record's order; copied after the buckets."""
+        """Segments of all tables, in the record's order; copied after the buckets."""
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
-        """As ps.dense.shard.DenseShard."""
+        """See ps.dense.shard.DenseShard."""
         return self._dense.bucket_ids
 
     @property

@@ -47,7 +47,7 @@ class Staging:
 
     Args:
         storage: the checkpoint root.
-        lease: of this saver.
+        lease: lease of this saver.
     """
 
     def __init__(self, storage: Storage, lease: Lease) -> None:
@@ -74,7 +74,7 @@ class Staging:
         self._sweep(spared="")
 
     def sweep_beside_save(self) -> None:
-        """As `sweep_before_save`, but this saver's own are left: one may be under way."""
+        """Like `sweep_before_save`, but this saver's own are left: one may be under way."""
         try:
             self._sweep(spared=STAGING_PREFIX + self._own)
         except (CheckpointError, OSError) as error:

@@ -35,9 +35,9 @@ _CREATE_ATTEMPTS = 10
 _READ_ATTEMPTS = 5
 _MAX_SMALL_NBYTES = 1 << 16
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
-"""What is under the name is no file, and will be none later."""
+"""The name does not lead to a file, now or later."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Of disks without hard links."""
+"""Errors of disks without hard links."""
 
 
 class Storage(Protocol):
@@ -97,7 +97,7 @@ class Storage(Protocol):
         """Make `data` the content of a small file: readers see all of it, or what was before.
 
         Args:
-            name: of the file, below the root.
+            name: name of the file, below the root.
             data: the whole content.
             overwrite: replace a file that exists.
 
@@ -109,7 +109,7 @@ class Storage(Protocol):
         """Give a file or directory another name, that nothing has, at once where the store can.
 
         Args:
-            name: of the file, below the root.
+            name: name of the file, below the root.
             target: its new name, below the root.
 
         Raises:
@@ -147,7 +147,7 @@ def read_small(storage: Storage, name: str) -> bytes | None:
 
     Args:
         storage: the checkpoint root.
-        name: of the file, below the root.
+        name: name of the file, below the root.
 
     Raises:
         CheckpointError: it is a link, a device or a directory.
@@ -171,7 +171,7 @@ def typed_errors(storage: Storage, name: str, action: str) -> Iterator[None]:
 
     Args:
         storage: the checkpoint root.
-        name: of the file or directory, below the root.
+        name: name of the file or directory, below the root.
         action: verb for the message, for example "write".
     """
     try:
@@ -214,9 +214,9 @@ def if_sound(
     except CheckpointError as error:
         if _is_unread(error):
             raise CheckpointError(
-                f"{error}. It was tried for {PATIENCE_S:.0f} s. What cannot be read now may be "
-                "whole, so no older step is taken for it: try again when the file system "
-                "answers, ask for another step by its number, or move this one away"
+                f"{error}. It was tried for {PATIENCE_S:.0f} s. The step may be whole, so no older "
+                "one is taken instead. Try again when the file system answers, ask for another "
+                "step by its number, or move this one away"
             ) from error
         if on_damage is not None:
             on_damage(error)

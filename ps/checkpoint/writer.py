@@ -94,9 +94,9 @@ class Portion:
     """Part of a shard to write."""
 
     is_unchanged: Callable[[int], bool] = lambda _: False
-    """For a delta: whether its base has this bucket unchanged; called before each copy."""
+    """Whether a delta's base has this bucket unchanged; called before each copy."""
     segments: Sequence[SegmentSource] = ()
-    """Of every table, in the manifest's order; copied after the buckets."""
+    """Segments of every table, in the manifest's order; copied after the buckets."""
 
 
 ALL_BUCKETS = Portion()

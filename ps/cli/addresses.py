@@ -17,7 +17,7 @@ def endpoint_of(address: str) -> Endpoint:
     """
     host, _, port = address.strip().rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PSSettingsError(f"{address.strip()!r} is no HOST:PORT, e.g. 127.0.0.1:40001")
+        raise PSSettingsError(f"{address.strip()!r} is not HOST:PORT, e.g. 127.0.0.1:40001")
     return Endpoint(host.strip("[]"), int(port))
 
 

@@ -33,7 +33,7 @@ def add_inspect(parser: argparse.ArgumentParser, open_storage: OpenStorage) -> N
     """Add the arguments of `inspect`.
 
     Args:
-        parser: of the command.
+        parser: parser of the command.
         open_storage: opens the directory.
     """
     parser.add_argument("directory", help=_DIRECTORY_HELP)
@@ -45,7 +45,7 @@ def add_export(parser: argparse.ArgumentParser, open_storage: OpenStorage) -> No
     """Add the arguments of `export`.
 
     Args:
-        parser: of the command.
+        parser: parser of the command.
         open_storage: opens the directory.
     """
     parser.add_argument("directory", help=_DIRECTORY_HELP)

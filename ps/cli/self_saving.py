@@ -22,7 +22,7 @@ from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
 
 RECONNECT_S = 2.0
-"""A server that is gone or restores is looked for anew with the next save."""
+"""A server that is gone or restores is looked for again with the next save."""
 
 
 class SelfSaving:
@@ -30,9 +30,9 @@ class SelfSaving:
 
     Args:
         period: where and when.
-        settings: of this server, which is ps:0.
+        settings: settings of this server, which is ps:0.
         credentials: the cluster's secret.
-        guard: of this server.
+        guard: guard of this server.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class SelfSaving:
         found = endpoint_of(self._storage, self._credentials.cluster_id, rank)
         if found is None:
             raise ServerGone(
-                f"ps:{rank} has not written to {self._storage.where()} where it listens; start it "
-                "with the same --save-dir"
+                f"ps:{rank} has not written its address to {self._storage.where()}; start it with "
+                "the same --save-dir"
             )
         return found
 
@@ -101,5 +101,5 @@ def refuse_foreign(directory: str) -> None:
     if steps_on_disk(storage_at(directory)):
         raise PSSettingsError(
             f"{directory} holds checkpoints of another run, newest step {latest(directory)}; pass "
-            f"--restore {directory} to go on from it, or name an empty directory"
+            f"--restore {directory} to continue from it, or name an empty directory"
         )

@@ -45,7 +45,7 @@ _POLL_S = 0.2
 _KEEP = 3
 """Newest checkpoints."""
 FULL_EVERY = 10
-"""Of self-made saves, one in so many holds everything."""
+"""One in this many saves that servers make themselves holds everything."""
 _NEEDS = {
     "step": "restore",
     "strict": "restore",

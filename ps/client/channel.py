@@ -49,7 +49,7 @@ from. Processes that were forked draw different numbers."""
 
 
 def check_is_number(timeout_s: float) -> None:
-    """Refuse NaN, of which no comparison ever tells that the time is over.
+    """Refuse NaN: no comparison with it ever says that the time is over.
 
     Raises:
         PSSettingsError: it is NaN.
@@ -117,7 +117,7 @@ class OutgoingCall(msgspec.Struct):
         self.link.was_disconnected()
 
     def refuse(self, error: PSError) -> None:
-        """End with the server's refusal, and note the clock that it tells."""
+        """End with the server's refusal, and note the clock that it reports."""
         told = int(error.details.get(messages.WORKER_CLOCK, 0))
         self.link.acked_clock = max(self.link.acked_clock, told)
         self.fail(error)
@@ -285,7 +285,7 @@ class Channel:
     def answered(
         self, request: type[messages.Request], begun_s: float, *, is_refused: bool
     ) -> None:
-        """Count an answer to a call that began at `begun_s`; pauses start anew after the next cut.
+        """Count an answer to a call that began at `begun_s`; pauses start again after the next cut.
 
         Args:
             request: type of the request.

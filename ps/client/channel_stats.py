@@ -31,7 +31,7 @@ class LinkStats(msgspec.Struct, frozen=True):
     requests: int = 0
     """Requests that were answered."""
     refused: int = 0
-    """Of those, by an error; the exception that was raised says which."""
+    """How many of those were answered by an error; the exception that was raised says which."""
     retries: int = 0
     """Requests sent again after a cut connection; growing steadily: a bad network."""
     reconnects: int = 0
@@ -40,7 +40,7 @@ class LinkStats(msgspec.Struct, frozen=True):
     """Bytes sent, with frames' headers and what was sent again; without handshakes."""
     bytes_in: int = 0
     latencies: dict[str, Latency] = {}
-    """By kind of request (`push`, `pull`, `lookup`, …): from the call's beginning to its answer,
+    """Latency by kind of request (`push`, `pull`, `lookup`, …): from the call to its answer,
     with all waiting for other workers and all that was sent again."""
 
     def added(self, other: LinkStats) -> LinkStats:
@@ -76,7 +76,7 @@ class LinkCounters:
         )
 
     def connected(self, connection: Connection) -> None:
-        """A connection was made, in the place of the last one."""
+        """A connection was made, instead of the last one."""
         self.num_connections += 1
         self._bytes = (*self._totals(), connection)
 

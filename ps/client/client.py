@@ -62,7 +62,7 @@ Array = np.ndarray[Any, Any]
 
 DEFAULT_TIMEOUT_S = 60.0
 SEED_LOOK_S = 0.25
-"""How often a worker asks whether the chief's seed has come to servers that have other values."""
+"""How often a worker asks whether the chief's seed has reached servers that have other values."""
 DEFAULT_RECONNECT_S = 10.0
 """Longer than a restarted server needs to listen again, shorter than a user's patience."""
 
@@ -77,14 +77,14 @@ class PSClient:
         endpoints: all servers, in the order of their ranks.
         credentials: the cluster's secret.
         identity: who this worker is; `generation` grows when it is restarted.
-        num_workers: of the whole cluster.
-        timeout_s: for every call that does not say otherwise, waiting at a sync barrier included.
-        reconnect_s: a server that cannot be reached for so long is gone.
-        restore_s: for how long a server is asked again that answers that it restores its
-            parameters; such a call takes longer than its `timeout_s`.
+        num_workers: number of workers in the cluster.
+        timeout_s: for every call that does not set its own, waiting at a sync barrier included.
+        reconnect_s: a server that cannot be reached for this long is gone.
+        restore_s: how long a server that restores its parameters is asked again; such a call takes
+            longer than its `timeout_s`.
         open_storage: opens a checkpoint directory as its user named it.
-        run_notes: of another client of this process, so that either sets again what both have set
-            for the run; None: its own.
+        run_notes: notes of another client of this process, so that either sets again what both have
+            set for the run; None: its own.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per setting, with defaults
@@ -139,7 +139,7 @@ class PSClient:
         """Reach a server at another place from now on: a newer start of it listens there.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             endpoint: where it listens.
         """
         self._servers.move(rank, endpoint)
@@ -147,9 +147,9 @@ class PSClient:
     def bring_answers(self) -> None:
         """Tell a ps:0 that was started again which rendezvous this worker has passed.
 
-        Each new connection does so by itself. A worker that waits for its driver or its rows makes
-        none, and another worker may wait for just these answers. Nothing is raised where ps:0 is
-        not to be reached within 30 s: the next request brings them.
+        Each new connection does so on its own. A worker that waits for its driver or its rows makes
+        none, and another worker may wait for just these answers. Nothing is raised if ps:0 cannot
+        be reached within 30 s: the next request brings them.
 
         Threads: any; waits.
         """
@@ -157,7 +157,7 @@ class PSClient:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds of every call that does not say otherwise, in (0, 86400]; may be assigned."""
+        """Seconds of every call that does not set its own, in (0, 86400]; may be assigned."""
         return self._servers.times.timeout_s
 
     @timeout_s.setter
@@ -194,9 +194,9 @@ class PSClient:
         return self._ask(messages.Describe(), Description)
 
     def server_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server answers now; one that is started again has gone back.
+        """Return which start of each server answers now, by rank; a restarted one has gone back.
 
-        Servers that are started by hand without checkpoints always say 0.
+        Servers that are started by hand without checkpoints always answer 0.
         """
         with self._lock:
             self._servers.ask(messages.Describe(), Description)
@@ -204,7 +204,7 @@ class PSClient:
 
     @property
     def saved_generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server the last `save` holds; asks nobody."""
+        """Which start of each server the last `save` holds, by rank; sends no request."""
         return self._servers.separate("saves").generations
 
     def seed(
@@ -217,24 +217,24 @@ class PSClient:
         """Give the servers their manifest and first values; the chief calls it once.
 
         Servers that already serve this manifest (restored, or seeded before) keep their values:
-        pull() and pull_frozen() after it. Tables that name no seed take that of such servers; those
-        restored from a checkpoint without frozen groups take these. A seed that did not come to all
-        servers, as its chief was lost, is replaced.
+        call pull() and pull_frozen() afterwards. Tables without a seed take the seed of these
+        servers. Servers restored from a checkpoint without frozen groups take these frozen values.
+        A seed that did not reach all servers, as its chief was lost, is replaced.
 
         Args:
             manifest: groups, tables, rules and consistency.
             values: by group name a flat array [num_elements] of the group's dtype.
-            timeout_s: for the values to be brought; give more than the whole model takes on this
-                host's network. None: the client's own.
+            timeout_s: for sending the values; give more than the whole model takes on this host's
+                network. None: the client's own.
 
         Returns:
-            Updates that the servers' values had before, from a checkpoint or pushes; 0 where they
+            Number of updates in the servers' values, from a checkpoint or pushes; 0 if the values
             are these.
 
         Raises:
             ManifestMismatch: a server serves other parameters; the text lists the differences.
             NonFiniteGradient: a value is NaN or infinite.
-            PSSettingsError: a server's part, frozen values included, is more than one request has;
+            PSSettingsError: a server's part, frozen values included, is too large for one request;
                 the text has the least number of servers.
             ServerPhaseError: some servers have values that were restored or trained, and others
                 have none; or another process of the chief seeds at the same time.
@@ -253,9 +253,9 @@ class PSClient:
         return num_updates
 
     def is_filled(self) -> bool:
-        """Whether all servers have values, or restore them, and those of seeds are of the same one.
+        """Whether all servers have values, or restore them, and all seeded ones have the same seed.
 
-        If not, the chief is to seed or restore them, and `attach` waits for that.
+        If not, the chief must seed or restore them, and `attach` waits for that.
         """
         return are_filled(self.describe())
 
@@ -266,7 +266,7 @@ class PSClient:
             timeout_s: seconds; None: the client's own.
 
         Raises:
-            RequestTimeout: a server is still EMPTY: has the chief seeded it? Or RESTORING, or of
+            RequestTimeout: a server is still EMPTY (has the chief seeded it?) or RESTORING, or has
                 another seed than the others.
             ServerPhaseError: a server has failed or is stopping.
             ManifestMismatch: the servers serve different manifests.
@@ -289,7 +289,7 @@ class PSClient:
         Args:
             into: by group name a flat, writable array [num_elements] of the group's dtype.
             averages: fill in the moving averages of the groups that keep them.
-            timeout_s: for the values to come; where all workers pull at once, each server sends its
+            timeout_s: for receiving the values; if all workers pull at once, each server sends its
                 share to all of them. None: the client's own.
 
         Returns:
@@ -303,11 +303,11 @@ class PSClient:
     ) -> None:
         """Fill the arrays with the values of the frozen groups.
 
-        Servers that were restored from a checkpoint without them have them when the chief has
-        called seed(): this waits for it.
+        Servers that were restored from a checkpoint without them get them from the chief's seed():
+        this call waits for it.
 
         Args:
-            manifest: whose frozen groups are meant; nothing is asked if it has none.
+            manifest: names the frozen groups; nothing is asked if it has none.
             into: one flat array per frozen group.
             timeout_s: for the whole call; None: the client's.
 
@@ -339,13 +339,13 @@ class PSClient:
         rows: int,
         metadata: AttachedMetadata | None = None,
     ) -> Ack:
-        """Bring a gradient of `rows` rows; in sync mode wait until everybody's is applied.
+        """Push a gradient of `rows` rows; in sync mode wait until all workers' are applied.
 
         `metadata` (ps.pushed) is kept at the moment at which the gradient is part of the
         parameters of ps:0: a checkpoint holds both or neither.
 
-        In ssp it is applied at once, and the call waits while this worker is more than the
-        manifest's `staleness_bound` pushes ahead of the slowest.
+        In ssp the gradient is applied at once, and the call waits while this worker is more than
+        the manifest's `staleness_bound` pushes ahead of the slowest.
 
         Args:
             grads: by group name a flat array [num_elements] of the group's dtype, or a list of flat
@@ -365,7 +365,7 @@ class PSClient:
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
             PSSettingsError: no rows; nothing was sent.
-            StaleGeneration: a newer attempt of this worker is at work: end this process.
+            StaleGeneration: a newer attempt of this worker runs: end this process.
             WorkerLost: sync: a member of the barrier is gone.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
@@ -388,10 +388,10 @@ class PSClient:
     ) -> Ack:
         """Push, and fill `into` with the values after it, in one round trip. Raises as push().
 
-        The push may take gradients of rows along and bring further rows back: the same round trip,
-        number and clock, so in sync both are reduced and applied at the clock; elsewhere rows are
-        applied on arrival. What refuses a push of rows (TableClient.push) refuses this one; it
-        counts as present.
+        The push may also carry gradients of rows and return further rows: in the same round trip,
+        with the same number and clock. In sync both are reduced and applied at the clock; elsewhere
+        rows are applied on arrival. What refuses a push of rows (TableClient.push) refuses this
+        one; it counts as present.
 
         Args:
             grads: by group name a flat array [num_elements] of the group's dtype.
@@ -434,7 +434,7 @@ class PSClient:
         Args:
             rows: rows that were left out, for the counters.
             into: filled with the values after it, as by `push_pull`; None: nothing is pulled.
-            next_rows: as of `push_pull`.
+            next_rows: see `push_pull`.
         """
         self._prepare_push()
         if next_rows is None:
@@ -453,13 +453,13 @@ class PSClient:
             self._dense.assign(values)
 
     def join(self) -> Ack:
-        """Be waited for again: in sync from the clock that is open now, in ssp from the slowest's.
+        """Take part again: in sync from the clock that is open now, in ssp from the slowest's.
 
         Servers may be at different clocks at that moment; this worker begins at the largest, at all
         of them: in ssp its own clock is raised, in sync a null push fills the clock that is open.
         Workers that must all start an epoch in one clock join first and call `rendezvous` before
-        the first push. A newer attempt of a worker joins by itself before its first push, in hybrid
-        before its first batch of rows.
+        the first push. A newer attempt of a worker joins on its own before its first push, in
+        hybrid before its first batch of rows.
         """
         with self._lock:
             self._joins_first = False
@@ -470,9 +470,9 @@ class PSClient:
             return joined(acks)
 
     def leave(self) -> Ack:
-        """Push no more until join(): nobody waits for this worker meanwhile.
+        """Stop pushing until join(): nobody waits for this worker meanwhile.
 
-        Until then the client looks after the servers: one that is started again would wait.
+        Until then the client checks the servers: a restarted one would wait for this worker.
         """
         with self._lock:
             self._joins_first = False
@@ -511,13 +511,14 @@ class PSClient:
         """Keep a value under a name; checkpoints from now on hold it, and a restore brings it back.
 
         It belongs to the parameters: a ps:0 that is restarted from an earlier checkpoint has lost
-        both. What holds for the run whatever its parameters are, this client and those that share
-        its `run_notes` set once more then, with their next push, rendezvous or save.
+        both. With `of_run`, this client and those that share its `run_notes` then set the value
+        again, with their next push, rendezvous or save.
 
         Args:
             name: 1 to 200 of the characters 0-9 A-Z a-z . _ : / -; what it named before is gone.
-            value: what JSON has, up to 1 MiB; None removes it.
-            of_run: whether the value holds for the run. No other process sets its name.
+            value: a JSON value of up to 1 MiB; None removes it.
+            of_run: whether the value holds for the whole run, whatever the parameters are. No other
+                process sets its name.
 
         Raises:
             PSSettingsError: another name or value, or no room: 4096 names, 16 MiB.
@@ -543,8 +544,8 @@ class PSClient:
         """Save all servers' shards as the checkpoint of `step`; training goes on meanwhile.
 
         Each shard is saved as at one moment, in sync mode all at one clock. `step` None takes that
-        clock, or the number after the newest step there if that is greater; and it saves nothing,
-        but returns the newest step, where that holds the servers as they are.
+        clock, or the number after the newest step there if that is greater. If the newest step
+        already holds the servers as they are, nothing is saved and that step is returned.
 
         The servers and this process must see the same directory, and the job holds it until this
         client is closed. Chief or driver only.
@@ -552,8 +553,8 @@ class PSClient:
         Args:
             directory: a path or URL that `open_storage` opens.
             step: 0 or more, and larger than those that are there; None: the servers' clock.
-            timeout_s: seconds to wait for another save, another host's lease and the servers; what
-                the file system takes for lease and commit comes on top.
+            timeout_s: seconds to wait for another save, another host's lease and the servers; the
+                file system's time for lease and commit is added to it.
             options: full or delta, and how many checkpoints to keep.
 
         Returns:
@@ -592,7 +593,7 @@ class PSClient:
             The step.
 
         Raises:
-            CheckpointError: there is none, or the one asked for is damaged or of another model.
+            CheckpointError: there is none, or the requested one is damaged or of another model.
             ServerPhaseError: a server was seeded or restored already.
         """
         found, manifest = find(self._open_storage(directory), step, like)
@@ -613,9 +614,9 @@ class PSClient:
             return self._servers.stats()
 
     def link_stats(self) -> list[LinkStats]:
-        """What this client has counted per server: bytes, latencies, cuts, the way that is taken.
+        """What this client has counted per server: bytes, latencies, cuts, the transport in use.
 
-        Asks nobody and waits for nobody, also while another thread's call is under way.
+        Sends no request and does not wait, even while another thread's call is in progress.
         """
         return self._servers.link_stats()
 
@@ -646,10 +647,10 @@ class PSClient:
         self._ask(messages.StopServer(reason[:MAX_REASON_LENGTH]), Description)
 
     def close(self) -> None:
-        """Close the connections and give checkpoint directories back. Idempotent.
+        """Close the connections and release the checkpoint directories. Idempotent.
 
-        In hybrid the batches that are under way are given up first: another client of this worker
-        may need their permits.
+        In hybrid the batches in progress are given up first: another client of this worker may
+        need their permits.
         """
         self._saver.close()
         try:
@@ -718,6 +719,6 @@ def _check_rows(rows: int) -> None:
     """Refuse a gradient without rows before it has a number: its mean would have no weight."""
     if rows < 1:
         raise PSSettingsError(
-            f"a push needs at least 1 row, got {rows}: a gradient of no rows weighs nothing, and "
-            "nothing was sent. Call push_null() in its place, so that no barrier waits for it"
+            f"a push needs at least 1 row, got {rows}; nothing was sent. A gradient of no rows has "
+            "no weight: call push_null() instead, so that no barrier waits for it"
         )

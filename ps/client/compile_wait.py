@@ -31,7 +31,7 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
     """Return once every server has the kernels of this manifest; at once where they are kept.
 
     Args:
-        servers: EMPTY ones, or such as serve it already.
+        servers: EMPTY ones, or ones that serve it already.
         manifest: what they will serve.
         timeout_s: for each answer, not for the compiler.
 
@@ -63,9 +63,8 @@ def wait_compiled(servers: ServerGroup, manifest: Manifest, *, timeout_s: float)
         if not is_told:
             is_told = True
             _logger.warning(
-                "%s: no kernels of this model's optimizer are kept there yet, and compiling them "
-                "has taken %.0f s so far; training begins when they are done, in at most %.0f s. "
-                "%s",
+                "%s: no kernels of this model's optimizer are kept there yet. Compiling them has "
+                "taken %.0f s so far; training begins when it is done, in at most %.0f s. %s",
                 names,
                 waited_s,
                 READY_TIMEOUT_S,

@@ -57,7 +57,7 @@ class DenseClient:
 
     Args:
         servers: the links to the servers.
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
         pushes: whether the servers take gradients of this client; others need nothing to pack with.
     """
 

@@ -42,7 +42,7 @@ class ErrorFeedback:
 
     Args:
         manifest: what is trained; groups without compression pass through as they are.
-        num_servers: that share the buckets.
+        num_servers: number of servers that share the buckets.
     """
 
     def __init__(self, manifest: Manifest, num_servers: int) -> None:
@@ -77,7 +77,7 @@ class ErrorFeedback:
 
         Args:
             manifest: has the groups' compression.
-            num_servers: that share the buckets.
+            num_servers: number of servers that share the buckets.
         """
         is_needed = any(spec.compression != "none" for spec in manifest.groups)
         return cls(manifest, num_servers) if is_needed else None
@@ -124,7 +124,7 @@ class ErrorFeedback:
         """Send what was packed in this block; what it left out counts where it was applied.
 
         Args:
-            num_applied: by server, how many gradients it has applied, as far as was told.
+            num_applied: how many gradients each server has applied, as last reported.
         """
         before = num_applied()
         try:

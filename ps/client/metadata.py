@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RunNotes:
-    """The texts that hold for the run, whatever becomes of the parameters; see PSClient.
+    """The texts that hold for the run, whatever happens to the parameters; see PSClient.
 
     Whichever client of a process finds ps:0 started again sets them once more.
     """
@@ -32,7 +32,7 @@ class RunNotes:
         self.lock = threading.Lock()
         """Held while one is sent: an older text must not come behind a newer one."""
         self.texts: dict[str, bytes] = {}
-        """By name."""
+        """Texts by name."""
 
 
 class MetadataClient:
@@ -40,7 +40,7 @@ class MetadataClient:
 
     Args:
         servers: the links to the servers.
-        notes: of this process, for all of its clients.
+        notes: notes of this process, for all of its clients.
     """
 
     def __init__(self, servers: ServerGroup, notes: RunNotes) -> None:
@@ -48,13 +48,13 @@ class MetadataClient:
         self._notes = notes
         self._numbers = itertools.count(1)
         self._num_connections = 0
-        """Of ps:0, when it last had all of these."""
+        """Number of connections to ps:0 when it last had all of these."""
 
     def set(self, name: str, text: bytes, *, of_run: bool) -> None:
         """Keep a text on ps:0. Raises as PSClient.set_metadata.
 
         Args:
-            name: of the value.
+            name: name of the value.
             text: its JSON.
             of_run: whether this process sets it again where ps:0 has lost it.
         """
@@ -92,7 +92,7 @@ class MetadataClient:
                         raise
                     # Others have taken its room; no push fails for that.
                     del self._notes.texts[name]
-                    _logger.warning("%r is not set again on a restarted ps:0: %s", name, error)
+                    _logger.warning("%r was not set again on the restarted ps:0: %s", name, error)
             self._num_connections = num_connections
 
     def bring(self, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 TELL_PERIOD_S = 60.0
 """How often a worker that waits at a rendezvous logs for whom."""
 LONGEST_KEY = messages.MAX_KEY_LENGTH - 16
-"""Of a rendezvous, as its users name it: a later use has its count behind it."""
+"""Length of a rendezvous's key as its users name it; a later use appends its count."""
 BRING_TIMEOUT_S = 30.0
 """For what a worker keeps of passed rendezvous: far more than ps:0 needs to take it in."""
 
@@ -36,7 +36,7 @@ class RendezvousClient:
 
     Args:
         servers: the links to the servers.
-        metadata: of the same client.
+        metadata: metadata of the same client.
     """
 
     def __init__(self, servers: ServerGroup, metadata: MetadataClient) -> None:
@@ -87,7 +87,7 @@ class RendezvousClient:
         try:
             connection.call(meta, payload, timeout_s=min(timeout_s, BRING_TIMEOUT_S))
         except RemoteError as error:  # the next request is refused for the same reason, if for any
-            _logger.warning("ps:0 takes no answers of rendezvous that are over: %s", error)
+            _logger.warning("ps:0 refused the answers of past rendezvous: %s", error)
 
     def bring(self) -> None:
         """Bring it now, on another connection: this worker may ask ps:0 for nothing for long.
@@ -103,7 +103,7 @@ class RendezvousClient:
                 servers.send([OutgoingCall(servers.links[0], *passed)], timeout_s=BRING_TIMEOUT_S)
                 servers.links[0].close()  # a server has room for few connections of each worker
         except (PSError, RpcError) as error:  # the next request brings it, or the next new ps:0
-            _logger.info("ps:0 has not got the answers of rendezvous that are over: %s", error)
+            _logger.info("ps:0 did not get the answers of past rendezvous: %s", error)
 
     def _request(self) -> tuple[messages.BringAnswers, list[bytes]] | None:
         with self._lock:
@@ -138,7 +138,7 @@ class RendezvousClient:
         try:
             self._metadata.set_again(timeout_s=PROBE_TIMEOUT_S)
         except (PSError, RpcError) as error:  # left to the next look
-            _logger.info("ps:0 lacks what this worker has set for the run: %s", error)
+            _logger.info("ps:0 lacks the run's metadata of this worker: %s", error)
 
 
 def _tell_wait(name: str, error: RequestTimeout, waited_s: float, left_s: float) -> None:

@@ -51,7 +51,7 @@ LOOK_S = 1.0
 servers whether those that answered still live."""
 
 MAX_SCANS = 3
-"""Of the same rows, each after their server was started again."""
+"""Scans of the same rows, each after their server was started again."""
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -111,11 +111,11 @@ class ExchangeTimes(NamedTuple):
     """How long one exchange takes at most."""
 
     timeout_s: float
-    """For all its calls together; a server's answer that it restores begins it anew."""
+    """Limit of all its calls together; starts again when a server answers that it restores."""
     reconnect_s: float
-    """A server that cannot be reached for so long is gone."""
+    """A server that cannot be reached for this long is gone."""
     restore_s: float
-    """For how long a server that restores is asked again."""
+    """How long a server that restores is asked again."""
 
     @property
     def longest_s(self) -> float:
@@ -126,7 +126,7 @@ class ExchangeTimes(NamedTuple):
         """Return when to give up, as is known by now.
 
         Args:
-            calls: of the exchange.
+            calls: calls of the exchange.
             begun_s: when it began.
         """
         heard_s = max(begun_s, *(call.restoring_s for call in calls))
@@ -142,7 +142,7 @@ def exchange(calls: Sequence[OutgoingCall], times: ExchangeTimes) -> list[Reply]
 
     Args:
         calls: at most one per server.
-        times: of this exchange.
+        times: times of this exchange.
 
     Raises:
         PSError: the first server's refusal, as the server raised it.
@@ -187,7 +187,7 @@ def _drive(
         calls: at most one per server.
         under_way: those that were sent already, by index.
         begun_s: when the exchange began (monotonic).
-        times: of the exchange.
+        times: times of the exchange.
     """
     look_s = begun_s + LOOK_S
     deadline = Deadline(begun_s)
@@ -375,7 +375,7 @@ def check_reached(call: OutgoingCall, begun_s: float, reconnect_s: float) -> Non
     """Give up a server that could not be reached for too long.
 
     Args:
-        call: that is not answered.
+        call: the call without an answer.
         begun_s: since when it is tried (monotonic).
         reconnect_s: seconds for which it may be.
 
@@ -386,7 +386,7 @@ def check_reached(call: OutgoingCall, begun_s: float, reconnect_s: float) -> Non
     if min(call.link.unreachable_s(), time.monotonic() - begun_s) <= reconnect_s:
         return
     why = (
-        f"; the connection ended by: {call.last_disconnect}"
+        f"; the connection ended with: {call.last_disconnect}"
         if call.last_disconnect is not None
         else ""
     )

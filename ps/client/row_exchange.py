@@ -53,7 +53,7 @@ class OutgoingRows:
         """Return payloads with the rows' parts; none for a push without a gradient.
 
         Args:
-            payloads: of the groups, one per server, or none.
+            payloads: payloads of the groups, one per server, or none.
         """
         dense = payloads or [()] * len(self.heads)
         return [
@@ -65,7 +65,7 @@ class OutgoingRows:
         """Return where the values of the groups go, then the rows.
 
         Args:
-            intos: of the groups, one per server, or none.
+            intos: buffers of the groups, one per server, or none.
         """
         first = intos or [()] * len(self.intos)
         return [[*values, *rows] for values, rows in zip(first, self.intos, strict=True)]
@@ -131,8 +131,8 @@ class RowExchanger:
         if grads and ended is None:
             raise PSSettingsError(
                 f"hybrid takes gradients of rows ({', '.join(grads)}) only for a batch that was "
-                "looked up to train on, and none is under way: look up by "
-                "tables.lookup_into(training=True), or by next_rows of the push before"
+                "looked up to train on, and none is in progress: look it up with "
+                "tables.lookup_into(training=True), or with next_rows of the previous push"
             )
         begun: int | None = None
         still_open: tuple[int, ...] = ()
@@ -220,15 +220,15 @@ def check_staged(payloads: Sequence[Sequence[memoryview]]) -> None:
     """Refuse more gradients than a server keeps until the clock.
 
     Args:
-        payloads: of rows, by server.
+        payloads: payloads of rows, by server.
     """
     for server, views in enumerate(payloads):
         nbytes = sum([view.nbytes for view in views])
         if nbytes > MAX_STAGED_BYTES:
             raise ShapeError(
-                f"the gradients of rows for ps:{server} take {nbytes} bytes, which wait there for "
-                f"everybody's in sync; the limit is {MAX_STAGED_BYTES}: push fewer ids at once, "
-                "add servers, or use hybrid"
+                f"the gradients of rows for ps:{server} take {nbytes} bytes; in sync they wait "
+                f"there for all workers, and the limit is {MAX_STAGED_BYTES}: push fewer ids at "
+                "once, add servers, or use hybrid"
             )
 
 

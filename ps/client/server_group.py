@@ -65,8 +65,8 @@ class CallTimes:
     """How long the calls of one client take; shared by all of its connections.
 
     Args:
-        timeout_s: of each call that does not say otherwise, in (0, MAX_WAIT_S].
-        reconnect_s: a server that cannot be reached for so long is gone.
+        timeout_s: timeout of each call that does not set its own, in (0, MAX_WAIT_S].
+        reconnect_s: a server that cannot be reached for this long is gone.
         restore_s: for how long a server that restores is asked again.
     """
 
@@ -121,8 +121,8 @@ class ServerGroup:
         endpoints: all servers.
         credentials: the cluster's secret.
         identity: who this client is.
-        num_workers: of the whole cluster; compared with what the servers were started with.
-        times: of its calls.
+        num_workers: number of workers in the cluster; compared with the servers' own setting.
+        times: times of its calls.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class ServerGroup:
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """By rank, which start of each server gave the last answer; asks nobody."""
+        """Which start of each server gave the last answer, by rank; sends no request."""
         return tuple(link.generation for link in self.links)
 
     def num_applied(self) -> Sequence[int]:
-        """By rank, how many requests that change parameters each server has acknowledged."""
+        """How many changes of parameters each server has acknowledged, by rank."""
         return [link.acked_updates for link in self.links]
 
     def ask(
@@ -219,7 +219,7 @@ class ServerGroup:
         timeout_s: float | None = None,
         restore_s: float | None = None,
     ) -> list[Ack]:
-        """As `answers`, of requests that are acknowledged; `restore_s` as of `change`."""
+        """Like `answers`, for requests that are acknowledged; for `restore_s` see `change`."""
         replies = self.send(calls, timeout_s=timeout_s, restore_s=restore_s)
         return [messages.decode_ack(reply.meta) for reply in replies]
 
@@ -235,7 +235,7 @@ class ServerGroup:
         Args:
             calls: at most one per server.
             timeout_s: seconds for all of them together; None: the client's.
-            restore_s: as of `change`.
+            restore_s: see `change`.
 
         Raises:
             ClosedError: after close().
@@ -287,7 +287,7 @@ class ServerGroup:
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(error) or type(error).__name__
-                self._unknown = f"got no answer ({why}): nobody knows whether it was applied"
+                self._unknown = f"got no answer ({why}): whether it was applied is unknown"
             elif self.has_barrier and _is_torn(calls):
                 self._unknown = (
                     f"was counted only by some servers ({error}), so their clocks differ"
@@ -372,10 +372,10 @@ class ServerGroup:
             self.probe_restart(rank, timeout_s=timeout_s)
 
     def probe_restart(self, rank: int, *, timeout_s: float) -> None:
-        """As `probe_restarts`, of one server.
+        """Like `probe_restarts`, for one server.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             timeout_s: for each of its two requests.
         """
         request, link, unknown = self._inactive_request, self.links[rank], self._unknown
@@ -407,7 +407,7 @@ class ServerGroup:
         """Reach a server at another place from now on, by the separate connections too.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             endpoint: where it listens.
         """
         with self._separate_lock:

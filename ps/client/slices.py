@@ -19,7 +19,7 @@ from ps.manifest.sharding import deal
 
 Array = np.ndarray[Any, Any]
 Gradient = Array | Sequence[Array]
-"""Of one group: a flat array [num_elements], or several whose concatenation it is."""
+"""Gradient of one group: a flat array [num_elements], or several whose concatenation it is."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -34,8 +34,8 @@ def slice_by_server(layout: Layout, num_servers: int) -> tuple[tuple[Slice, ...]
     """Return each server's pieces in the order of its buckets; neighbours are merged.
 
     Args:
-        layout: of the manifest.
-        num_servers: that share the buckets.
+        layout: layout of the manifest.
+        num_servers: number of servers that share the buckets.
     """
     cut: list[tuple[Slice, ...]] = []
     for owned in deal(layout.bucket_bytes(), num_servers):
@@ -56,7 +56,7 @@ def check_arrays(
     """Refuse arrays that are not the manifest's flat buffers.
 
     Args:
-        layout: of the manifest.
+        layout: layout of the manifest.
         arrays: per group the caller's flat buffer, or of a gradient its parts.
         what: names the arrays in messages, for example "grads".
         writable: whether they will be filled.

@@ -126,7 +126,7 @@ class TableClient:
     def lookup_into(self, into: Mapping[str, tuple[RoutedIds, Array]], *, training: bool) -> None:
         """Fill arrays with the rows of distinct ids; changes nothing on the servers.
 
-        It has connections of its own, so it waits for no call of another thread but lookups.
+        It has its own connections, so it waits only for lookups of other threads.
 
         Args:
             into: by name of the table: what `route` made of the ids, and a writable array
@@ -140,7 +140,7 @@ class TableClient:
         Raises:
             ManifestMismatch: there is no such table.
             PSSettingsError, ShapeError: not routed ids, or another array; nothing was sent.
-            RequestTimeout, ServerPhaseError, StaleGeneration, WorkerLost: as `batch`.
+            RequestTimeout, ServerPhaseError, StaleGeneration, WorkerLost: see `batch`.
         """
         for name, (ids, rows) in into.items():
             check_rows(self._spec(name), ids, rows, "into", fills=True)
@@ -156,8 +156,9 @@ class TableClient:
     def give_up(self, ids: Mapping[str, RoutedIds]) -> None:
         """Give a batch of `lookup_into` or `next_rows` up: its gradients will not come.
 
-        In hybrid its permit is free with the next lookup, which tells the servers. A batch is given
-        up as well once nobody holds its routed ids, which tracebacks of errors may do for a while.
+        In hybrid its permit is free with the next lookup, which informs the servers. A batch is
+        also given up once nothing refers to its routed ids; tracebacks of errors may do so for a
+        while.
 
         Args:
             ids: by name of the table: the routed ids of the batch.
@@ -166,10 +167,10 @@ class TableClient:
             self._batches.end(self._batches.known_by(ids.values()))
 
     def return_permits(self) -> None:
-        """Give all batches up before this client closes; another one of the worker may wait.
+        """Give all batches up before this client closes; another client of the worker may wait.
 
-        A batch that begins tells each server that the client's others are over, and is over itself
-        at once. A server that is not reached in time keeps their permits. Hold the client's lock.
+        A new batch informs each server that the client's others are over, and ends itself at once.
+        A server that is not reached in time keeps their permits. Hold the client's lock.
         """
         servers = self._servers
         if not (self._has_permits and self._batches.have_begun):
@@ -198,8 +199,8 @@ class TableClient:
     ) -> TrainingBatch:
         """Look rows up to train on them: `with tables.batch(ids) as batch: ... batch.push(...)`.
 
-        In hybrid it waits while this worker has `staleness_bound` batches under way; another thread
-        may push theirs meanwhile. In other modes it does not wait.
+        In hybrid it waits while this worker has `staleness_bound` batches in progress; meanwhile
+        another thread may push for them. In other modes it does not wait.
 
         Args:
             ids: by name of the table: integers of any shape, or what `route` made of them.
@@ -226,10 +227,10 @@ class TableClient:
     def push(
         self, grads: Mapping[str, tuple[ArrayLike | RoutedIds, Array]], *, hyper: Hyper
     ) -> Ack:
-        """Bring gradients of rows; each is applied exactly once, on arrival, in every mode.
+        """Push gradients of rows; each is applied exactly once, on arrival, in every mode.
 
         Gradients of equal ids are summed first, so a row is updated once per push; then they are
-        clipped, where the table's rule says so.
+        clipped if the table's rule says so.
 
         Args:
             grads: by name of the table (ids, gradients): gradients are [*shape of the ids, dim] of
@@ -243,8 +244,8 @@ class TableClient:
                 others may have been updated.
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
-            SettingsError: hybrid, where rows are pushed for the batch that they were looked up for.
-            StaleGeneration: a newer attempt of this worker is at work: end this process.
+            SettingsError: in hybrid, where rows are pushed only for the batch of their lookup.
+            StaleGeneration: a newer attempt of this worker runs: end this process.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """
         return self._push(grads, hyper)
@@ -255,19 +256,19 @@ class TableClient:
         """Give all rows of a table in batches, while training goes on.
 
         Args:
-            name: of the table.
-            with_slots: give the optimizer's slots behind the values, too.
+            name: name of the table.
+            with_slots: whether the optimizer's slots follow the values.
             servers: ranks of the servers whose rows to give; None: all.
 
         Yields:
-            (ids, rows): int64[n] (uint64 for a table of those) and [n, dim], or
-            [n, width], as ps.optim.row_rules; at most 8 MiB of rows. Where rows are evicted
+            (ids, rows): int64[n] (uint64 if the table's ids are) and [n, dim], or
+            [n, width], see ps.optim.row_rules; at most 8 MiB of rows. If rows are evicted
             meanwhile, an id may come twice; the later one is newer.
 
         Raises:
             ManifestMismatch: there is no such table.
             ServerPhaseError: a server was started again between two batches of its rows: a restore
-                numbers them anew and undoes steps. Scan again from the start.
+                renumbers them and undoes steps. Scan again from the start.
         """
         spec = self._spec(name)
         for link in self._servers.links:
@@ -277,17 +278,17 @@ class TableClient:
     def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
 
-        An id that has a row keeps it: a trained row never changes, and to load again changes
-        nothing. Neither admission nor a permit is asked. Of a failed call some rows may be there.
+        An id that has a row keeps it: a trained row never changes, and loading again changes
+        nothing. It needs neither admission nor a permit. A failed call may have created some rows.
 
         Args:
-            name: of the table.
+            name: name of the table.
             ids: [n] integers, each once.
             rows: [n, dim] of the table's dtype.
 
         Returns:
-            Number of new rows; at least so many are, as rows whose answer was lost with its
-            connection count as there before.
+            Number of new rows. There may be more: rows whose answer was lost with its connection
+            count as there before.
 
         Raises:
             IdError: as `route`, or an id occurs twice; nothing was sent.
@@ -295,7 +296,7 @@ class TableClient:
             NonFiniteGradient: a value is NaN or infinite.
             TableFull: there is no room for the new rows, and no row may be evicted.
             ManifestMismatch: there is no such table.
-            StaleGeneration: a newer attempt of this worker is at work: end this process.
+            StaleGeneration: a newer attempt of this worker runs: end this process.
         """
         router = self._router(name)
         bits = as_bits(router.spec, ids)
@@ -498,8 +499,8 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
         got = f"{rows.dtype}{list(rows.shape)}"
     raise ShapeError(
         f"table {spec.name!r} takes rows {spec.dtype}{list(expected)} for these ids "
-        f"{list(ids.shape)}, got {got}; one row per id, and convert the values yourself, so that "
-        "nothing is rounded in silence"
+        f"{list(ids.shape)}, got {got}; pass one row per id, and convert the values yourself, so "
+        "that nothing is rounded silently"
     )
 
 
@@ -524,8 +525,8 @@ def _check_once(spec: TableSpec, bits: Array) -> None:
 def _started_again(link: Channel, spec: TableSpec, before: int, now: int) -> ServerPhaseError:
     return ServerPhaseError(
         f"ps:{link.server} was started again while table {spec.name!r} was scanned (start "
-        f"{before}, now {now}): its rows are in other places, and steps since its checkpoint are "
-        "undone, so the rows so far and the others make no table. Drop what came, scan again",
+        f"{before}, now {now}). Its rows are in other places, and steps since its checkpoint are "
+        "undone, so the rows before and after do not fit together. Drop them and scan again",
         {"server": str(link.server), "table": spec.name},
     )
 

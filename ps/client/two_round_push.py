@@ -49,13 +49,13 @@ class ClippedPush:
         Args:
             servers: all of them.
             manifest: has the rules.
-            num_workers: of the cluster.
+            num_workers: number of workers in the cluster.
         """
         in_parts = len(servers.links) > 1 and servers_take_norms(manifest, num_workers=num_workers)
         return cls(servers, manifest) if in_parts else None
 
     def num_applied(self) -> Sequence[int]:
-        """By server, how many gradients of this worker it has applied, as far as was told."""
+        """How many gradients of this worker each server has applied, as last reported."""
         return self._num_applied
 
     def change(

@@ -4,7 +4,7 @@ Covers: sizes and views of a packed bucket.
 Does not: pack (ps.compression.kernels), keep what was rounded away (ps.client.error_feedback).
 Pure; no numba, no threads.
 
-Each bucket of float32 values is packed by itself, so it does not matter how buckets are dealt:
+Each bucket of float32 values is packed on its own, so it does not matter how buckets are dealt:
 
     format  bytes of n elements, then zeros up to a multiple of 4      a value is
     none    f32[n]                                                     as it is
@@ -29,7 +29,7 @@ BLOCK = 256
 """Elements under one scale. Larger: fewer bytes (int8: 1.6 % are scales), coarser where large and
 small gradients are neighbours."""
 _ALIGNMENT = 4
-"""Of a bucket's first byte, so that scales can be read in place."""
+"""Alignment of a bucket's first byte, so that scales can be read in place."""
 
 
 class Format(NamedTuple):
@@ -75,7 +75,7 @@ def views_of_packed(
     Args:
         kind: not "none".
         packed: uint8, of `packed_nbytes`, aligned to 4 bytes.
-        num_elements: of the bucket.
+        num_elements: number of elements of the bucket.
     """
     code = FORMATS[kind].code
     middle = 4 * num_scales(kind, num_elements)

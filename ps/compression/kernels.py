@@ -258,8 +258,8 @@ def pack(kind: Compression, gradient: Array, left: Array, new_left: Array, packe
     Args:
         kind: a format that warm_client() has loaded.
         gradient: float32, one bucket.
-        left: of its size: what was left out before.
-        new_left: of its size, written.
+        left: same size: what was left out before.
+        new_left: same size, written.
         packed: uint8, of ps.compression.format.packed_nbytes, written.
 
     Raises:

@@ -29,7 +29,7 @@ class ASP:
         return PushDecision.APPLY
 
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:  # noqa: ARG002 - rows weigh in sync only
-        """Count the push and answer it. Arguments as of Policy."""
+        """Count the push and answer it. See Policy for the arguments."""
         if not null:
             self.clock += 1
         return [Release((worker,), self.clock)]
@@ -39,7 +39,7 @@ class ASP:
         return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
-        """Nothing waits for members. Arguments as of Policy."""
+        """Nothing waits for members. See Policy for the arguments."""
         refuse_finished(worker, self._finished)
         return []
 

@@ -40,7 +40,7 @@ class BSP:
     ahead of one that is still starting.
 
     Args:
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
         on_lost: what a lost worker means: "fail" or "continue".
         clock: completed barriers so far, after a restore.
     """
@@ -80,7 +80,7 @@ class BSP:
     def on_push(self, worker: WorkerRank, rows: int, *, null: bool) -> list[Action]:
         """Count the worker as present; complete the barrier if it was the last.
 
-        Arguments as of Policy.
+        See Policy for the arguments.
         """
         self.admit(worker)
         if worker in self._arrived:
@@ -96,7 +96,7 @@ class BSP:
         return self.clock
 
     def on_join(self, worker: WorkerRank, at_least: int = 0) -> list[Action]:  # noqa: ARG002 - no clock of its own
-        """Wait for this worker from the barrier that is open now. Arguments as of Policy."""
+        """Wait for this worker from the barrier that is open now. See Policy for the arguments."""
         if self._broken_by is not None:
             raise worker_lost(self._broken_by)
         refuse_finished(worker, self._finished)

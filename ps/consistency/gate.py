@@ -78,7 +78,7 @@ class RowGate:
     """Serialises what workers do to the rows of one shard.
 
     Args:
-        gate: of the shard.
+        gate: gate of the shard.
         policy: decides; only hybrid lets a lookup wait.
     """
 
@@ -92,7 +92,7 @@ class RowGate:
 
         Raises:
             RequestTimeout: not before its deadline; the worker's older batches are under way.
-            ServerGone: the sender is gone; its retry queues anew.
+            ServerGone: the sender is gone; its retry queues again.
             PSError: the worker has left, was replaced or lost, or the gate is closed.
         """
         gate, hybrid = self._gate, self._hybrid
@@ -158,7 +158,7 @@ class RowGate:
         """Refuse gradients that may not be applied now; others are, as they arrive.
 
         Args:
-            ticket: of the push.
+            ticket: ticket of the push.
             batch: the lookup that the rows were trained from; None: none.
 
         Raises:
@@ -199,7 +199,7 @@ class RowGate:
         All of it was applied as it arrived, so it counts though a copy was refused meanwhile.
 
         Args:
-            ticket: of the push.
+            ticket: ticket of the push.
             batch: the lookup that the rows were trained from; None: none.
             is_update: it has changed rows; else it only gives the batch up.
         """
@@ -217,7 +217,7 @@ class RowGate:
         A late copy leaves what is known of later requests.
 
         Args:
-            ticket: of the push.
+            ticket: ticket of the push.
             batch: the lookup that the rows were trained from; None: none.
             error: why.
 
@@ -268,7 +268,7 @@ class Gate(Generic[Gradient]):
         self.lookups = WaitingLookups(self._new_bell)
         self.rows = RowGate(self, policy)
         self._arriving: dict[int, PendingPush[Gradient]] = {}
-        """By its id(), each push that a thread reads and applies bucket by bucket."""
+        """Pushes by id() that a thread reads and applies bucket by bucket."""
         self._recovery = ClockRecovery(policy, self._waiting)
         self._away: set[WorkerRank] = set()
         """Lost workers of which no newer attempt has come yet; see take_back."""
@@ -333,8 +333,8 @@ class Gate(Generic[Gradient]):
 
         Args:
             push: it is meant for one clock; after a restore that clock may be past.
-            acknowledged: as `begin`.
-            acked_updates: as `begin`.
+            acknowledged: see `begin`.
+            acked_updates: see `begin`.
             lag: see ps.consistency.staleness.
 
         Returns:
@@ -391,7 +391,7 @@ class Gate(Generic[Gradient]):
     def stop_arriving(self, push: PendingPush[Gradient]) -> None:
         """A push that began does not arrive: its connection was cut, or it is refused.
 
-        Its sender may be dead. A retry begins anew.
+        Its sender may be dead. A retry begins from the start.
         """
         with self.changed:
             self._arriving.pop(id(push), None)
@@ -401,7 +401,7 @@ class Gate(Generic[Gradient]):
 
         Args:
             worker: rank.
-            clock: of the parameters that were sent.
+            clock: clock of the parameters that were sent.
         """
         with self.changed:
             self._tracker.pulled(worker, clock)
@@ -410,7 +410,7 @@ class Gate(Generic[Gradient]):
         """Whether a request that began is still to be done; call it while holding `changed`.
 
         Args:
-            ticket: of the request.
+            ticket: ticket of the request.
             is_applied: it has changed all that it does; then it counts at a closed gate, too.
 
         Raises:
@@ -536,7 +536,7 @@ class Gate(Generic[Gradient]):
             event: what the policy does.
             acknowledged: last request that the session knows to be done.
             acked_clock: newest clock that the worker has got; 0: none.
-            acked_updates: as `begin`.
+            acked_updates: see `begin`.
             leaves: whether the worker leaves or finishes.
         """
         with self.changed:
@@ -588,7 +588,7 @@ class Gate(Generic[Gradient]):
 
         Args:
             worker: rank.
-            generation: of the process that asks.
+            generation: generation of the process that asks.
 
         Raises:
             StaleGeneration: it was replaced or lost itself.
@@ -761,8 +761,8 @@ class Gate(Generic[Gradient]):
 def refusing(ticket: Ticket) -> Iterator[None]:
     """Remember what ends a request here; its caller holds the gate's lock.
 
-    Else a copy that is still under way would be taken once its worker has joined, and stand at the
-    barrier in the place of the push that the worker sends next.
+    Else a copy that is still under way would be taken once its worker has joined, and wait at the
+    barrier instead of the push that the worker sends next.
     """
     try:
         yield

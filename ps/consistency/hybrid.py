@@ -124,7 +124,7 @@ class Hybrid(BSP):
     """The barrier for dense groups, permits for rows; a membership event concerns both.
 
     Args:
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
         bound: permits of each worker.
         on_lost: what a lost worker does to the barrier.
         clock: barriers so far, of a restored shard; its permits are all free.
@@ -151,11 +151,11 @@ class Hybrid(BSP):
         return self.permits.on_lookup(batch, still_open)
 
     def on_lookup_ended(self, batch: RequestId) -> list[Action]:
-        """As Permits."""
+        """See Permits."""
         return self.permits.on_lookup_ended(batch)
 
     def on_batch_over(self, batch: RequestId, following: RequestId | None = None) -> list[Action]:
-        """As Permits."""
+        """See Permits."""
         return self.permits.on_batch_over(batch, following)
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:

@@ -32,7 +32,7 @@ def make_policy(
 
     Args:
         manifest: has the mode and its bounds.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
         on_lost: what a lost worker means: "fail" or "continue".
         clock: updates so far, after a restore.
     """

@@ -60,7 +60,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget what this worker has staged, and let its pushes wait no longer: it is gone."""
+    """Forget what this worker has staged, and end the wait of its pushes: it is gone."""
 
     worker: WorkerRank
 
@@ -153,9 +153,9 @@ def worker_lost(lost: WorkerRank) -> WorkerLost:
     """The error that ends a broken barrier's pushes."""
     return WorkerLost(
         f"worker {lost} was lost and the barrier waited for it; start the training again from the "
-        "last checkpoint. Barriers go on without a lost worker only on servers with processes of "
-        "their own: a cluster's (num_ps >= 1) with ClusterConfig(tolerate_lost_workers=True), "
-        "those by hand with --on-lost continue",
+        "last checkpoint. Barriers continue without a lost worker only on servers in their own "
+        "processes: in a cluster (num_ps >= 1) with ClusterConfig(tolerate_lost_workers=True), by "
+        "hand with --on-lost continue",
         {"worker": str(lost)},
     )
 

@@ -26,7 +26,7 @@ class ClockRecovery(Generic[Gradient]):
     """The clocks of one shard: what a restore has set back, and pushes that come late.
 
     Args:
-        policy: of the shard.
+        policy: policy of the shard.
         waiting: the pushes that wait for a clock.
     """
 
@@ -35,9 +35,9 @@ class ClockRecovery(Generic[Gradient]):
         self._has_barrier = isinstance(policy, BSP)
         self._waiting = waiting
         self._acked: dict[WorkerRank, int] = {}
-        """By worker, the newest clock of which it has an ack."""
+        """The newest acknowledged clock of each worker."""
         self._taken_back: dict[WorkerRank, int] = {}
-        """By worker that has pushed nothing since it came back: the barrier's clock then."""
+        """The barrier's clock when a worker came back; the worker has pushed nothing since."""
         self._undone_clock = 0
         """The newest clock of the barrier that was acknowledged before the restore, and is lost."""
 

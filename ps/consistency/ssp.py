@@ -12,7 +12,7 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, whi
 instead. With s = 0 workers go in step, though each sees a part of the others' next updates.
 
 A worker that joins starts at the slowest member's clock, the same at all servers, so nobody's bound
-is broken by it. One that leaves, finishes or is lost is waited for no more; its updates stay.
+is broken by it. One that leaves, finishes or is lost is no longer waited for; its updates stay.
 
 A server that was restored counts from 0 again, and each worker's next request brings the
 worker's clock. Until all members have sent one, the others wait.
@@ -39,9 +39,9 @@ class SSP:
     bound while another is still starting.
 
     Args:
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
         bound: s, in clocks.
-        clock: updates so far, of a restored shard. The workers' clocks start anew, all equal.
+        clock: updates so far, of a restored shard. The workers' clocks start again, all equal.
     """
 
     def __init__(self, num_workers: int, bound: int, *, clock: int = 0) -> None:
@@ -72,7 +72,7 @@ class SSP:
 
         A worker that left while its push was on its way is answered at once.
 
-        Arguments as of Policy.
+        See Policy for the arguments.
         """
         if not null:
             self.clock += 1
@@ -92,7 +92,7 @@ class SSP:
         clock would be ahead at one server and behind at the other for good, and two of those could
         wait for each other: it joins all servers, and again with the largest of their clocks.
 
-        Arguments as of Policy.
+        See Policy for the arguments.
         """
         refuse_finished(worker, self._finished)
         self._clocks[worker] = max(self.clock_of(worker), at_least)
@@ -110,7 +110,7 @@ class SSP:
         return self._release()
 
     def on_leave(self, worker: WorkerRank) -> list[Action]:
-        """Wait for it no more."""
+        """Stop waiting for it."""
         self._clocks.pop(worker, None)
         return self._release()
 

@@ -40,7 +40,7 @@ class StalenessTracker:
 
         Args:
             worker: rank.
-            clock: of the parameters that were sent.
+            clock: clock of the parameters that were sent.
         """
         seen = self._seen_others.setdefault(worker, deque(maxlen=MAX_LAG + 1))
         seen.append(clock - self._pushes.get(worker, 0))
@@ -49,8 +49,8 @@ class StalenessTracker:
         """Return the updates by others up to `clock` that were not in the worker's parameters.
 
         Args:
-            worker: whose gradient it is.
-            clock: of the server, before the gradient.
+            worker: the worker whose gradient it is.
+            clock: clock of the server, before the gradient.
             lag: the worker's own last pushes that the parameters did not contain either.
         """
         seen = self._seen_others.get(worker)
@@ -66,7 +66,7 @@ def slowed(hyper: Hyper, staleness: int) -> Hyper:
     not notice a scaled gradient.
 
     Args:
-        hyper: of the push.
+        hyper: learning rate and scalars of the push.
         staleness: updates by others since the worker's last pull, 0 or more.
 
     Source: Zhang et al., Staleness-aware ASP-SGD for Distributed Deep Learning, IJCAI 2016, which

@@ -119,7 +119,7 @@ class PendingPush(Generic[Gradient]):
     id: RequestId
     rows: int
     hyper: Hyper | None
-    """None: a null push."""
+    """Learning rate and scalars; None: a null push."""
     gradient: Gradient | None = None
     """What was staged; None for a null push and for one that was applied as it arrived."""
     acked_clock: int = 0
@@ -138,7 +138,7 @@ class PendingPush(Generic[Gradient]):
     clock: int | None = None
     error: PSError | None = None
     ended: Bell | None = None
-    """Of those who wait for its end; None: nobody does."""
+    """Wakes those who wait for its end; None: nobody does."""
 
     @property
     def is_done(self) -> bool:
@@ -224,7 +224,7 @@ class WaitingPushes(Generic[Gradient]):
         self._tracker = tracker
         self._updates = updates
         self.pushes: dict[RequestId, PendingPush[Gradient]] = {}
-        """By their names."""
+        """Pushes by name."""
 
     def give_up(self, clock: int) -> set[WorkerRank]:
         """Take the gradients from the pushes for this clock or before: a restore has undone it.

@@ -49,7 +49,7 @@ class MovingAverage:
 
         Args:
             config: the group's rule.
-            dtype: of the group.
+            dtype: dtype of the group.
         """
         if not isinstance(config, Descent) or config.ema_momentum is None:
             return None

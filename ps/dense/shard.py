@@ -86,7 +86,7 @@ class DenseBucket:
     group: _Group
     values: Array
     slots: tuple[Array, ...]
-    """Of the whole rule, what is kept beside the values."""
+    """State that the rule keeps beside the values."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     step: int = 0
     """Updates applied; the t of Adam's formula."""
@@ -281,7 +281,7 @@ class DenseShard:
             raise overflow
 
     def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> NonFiniteUpdate | None:
-        """As `apply`, under the bucket's lock, with a gradient of its dtype and size.
+        """Like `apply`, under the bucket's lock, with a gradient of its dtype and size.
 
         Returns a NonFiniteUpdate: the push's other buckets are updated before it is refused.
 

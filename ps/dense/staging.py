@@ -40,7 +40,7 @@ def split_into_runs(buckets: Sequence[Bucket], max_bytes: int) -> tuple[BucketRu
     Pure. Runs end at groups, so that each run's elements have one dtype and stay aligned.
 
     Args:
-        buckets: of a shard, ascending.
+        buckets: buckets of a shard, ascending.
         max_bytes: largest run.
     """
     runs: list[BucketRun] = []
@@ -61,7 +61,7 @@ class StagedGradient:
     """Memory for one gradient of all of a shard's buckets; each group starts aligned.
 
     Args:
-        buckets: of a shard, ascending.
+        buckets: buckets of a shard, ascending.
         dtype_of: returns the dtype of a bucket by its number.
     """
 
@@ -97,7 +97,7 @@ class StagingPool:
     needed: those that lay unused for a while are freed.
 
     Args:
-        buckets: of a shard, ascending.
+        buckets: buckets of a shard, ascending.
         dtype_of: returns the dtype of a bucket by its number.
     """
 
@@ -106,11 +106,11 @@ class StagingPool:
         self._dtype_of = dtype_of
         self._free: list[StagedGradient] = []
         self._all = weakref.WeakSet[StagedGradient]()
-        """Those in use, too; one whose push has failed is not given back."""
+        """All buffers, also those in use; one whose push has failed is not given back."""
         self._num_unused = 0
         """Fewest that lay here at any moment of this period."""
         self._takes_left = 0
-        """Of this period."""
+        """Takes until this period ends."""
         self._lock = threading.Lock()
 
     def take(self) -> StagedGradient:

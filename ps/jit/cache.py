@@ -46,7 +46,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def kernel_of_distinct_arrays(function: Callable[..., Any]) -> Any:
-    """As `kernel`, for functions that are never given overlapping arrays."""
+    """Like `kernel`, for functions that are never given overlapping arrays."""
     options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
     return numba.njit(pipeline_class=_WithoutAliases, **options)(function)
 

@@ -4,7 +4,7 @@ Covers: the manifest that all sides must agree on, and the cut of its flat buffe
 Does not: hold values (ps.dense.shard), know a rule's settings (ps.manifest.rule_spec). Pure; no
 numba, no threads.
 
-All parameters of a group stand in one flat buffer, in order, without padding. Buckets cut that
+All parameters of a group are in one flat buffer, in order, without padding. Buckets cut that
 buffer into pieces of `bucket_bytes`, never across groups; their ids count through all groups.
 """
 
@@ -107,7 +107,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-"""Of what `DType` names."""
+"""The numpy dtype of each name in `DType`."""
 
 
 @with_field_texts
@@ -135,7 +135,7 @@ class ParamSpec(msgspec.Struct, frozen=True):
 
 @with_field_texts
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters of one dtype that follow one rule and stand in one flat buffer."""
+    """Parameters of one dtype that follow one rule and share one flat buffer."""
 
     name: str
     dtype: DType
@@ -326,7 +326,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def frozen_hash(self) -> str:
         """Return the hex digest (32 digits) of the frozen groups' dtypes and shapes.
 
-        Names may differ: Keras numbers layers anew in each process.
+        Names may differ: Keras numbers layers from the start in each process.
         """
         groups = self.frozen_groups
         shapes = [(each.name, each.dtype, [p.shape for p in each.params]) for each in groups]
@@ -356,7 +356,7 @@ class Hyper(msgspec.Struct, frozen=True):
 
     learning_rate: float
     scalars: dict[str, tuple[float, ...]] | None = None
-    """By group name: the step's scalars of the group's rule, in the order of
+    """The step's scalars by group name, for the group's rule, in the order of
     `ps.optim.rules.rule_of(config).step_scalars` (Adam: alpha; SGD: none), computed by the
     pusher in the group's dtype. The server uses them as they are, which makes one sync worker equal
     to Keras bit for bit; without them it computes them from the learning rate and its steps."""

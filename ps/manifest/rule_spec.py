@@ -36,7 +36,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "l2_shrinkage_regularization_strength": (0.0, MAX_CONSTANT),
     "beta": (0.0, MAX_CONSTANT),
 }
-"""By name of a setting: the least and the largest value, for every rule that has it."""
+"""The least and the largest value of each setting, for every rule that has it."""
 
 
 class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
@@ -45,8 +45,8 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     weight_decay: float | None = None
     """Decoupled decay: before the update v -= v * weight_decay * learning_rate. None: no decay."""
     clipvalue: float | None = None
-    """Each element of the gradient is clipped to [-clipvalue, clipvalue]; of a table, those of a
-    row's sum over its push, by the worker. None or 0: not clipped."""
+    """Each element of the gradient is clipped to [-clipvalue, clipvalue]. For a table the worker
+    clips each row's sum over a push. None or 0: not clipped."""
     clipnorm: float | None = None
     """Each parameter's gradient is scaled down to this norm. None or 0: not clipped."""
     global_clipnorm: float | None = None
@@ -55,7 +55,7 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Weight of the old moving average at each update; Keras's use_ema. None: no average. See
     ps.dense.ema."""
     ema_overwrite_frequency: int | None = None
-    """Replace the values by their average at every so manyth update. None: never."""
+    """Replace the values by their average every this many updates. None: never."""
 
     def __post_init__(self) -> None:
         if self.ema_overwrite_frequency is not None and self.ema_momentum is None:

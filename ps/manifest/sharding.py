@@ -24,7 +24,7 @@ def bucket_bytes_for(model_bytes: int, num_servers: int) -> int:
     """Return the size of buckets that spreads a model over all servers.
 
     Args:
-        model_bytes: of all groups.
+        model_bytes: bytes of all groups.
         num_servers: >= 1.
 
     Returns:

@@ -15,7 +15,7 @@ from ps.manifest.sharding import deal
 from rpc.limits import DEFAULT_LIMITS
 
 MAX_SHARE_BYTES = DEFAULT_LIMITS.max_payload_bytes
-"""Of one request or reply."""
+"""Limit of one request or reply."""
 
 
 def shares(manifest: Manifest, num_servers: int) -> list[int]:
@@ -27,9 +27,9 @@ def check_pulls(manifest: Manifest, *, num_servers: int, rank: int) -> None:
     """Refuse values that no pull could bring; a frozen group's are pulled apart from the others.
 
     Args:
-        manifest: of the model.
-        num_servers: that it is dealt to.
-        rank: of the server that checks its own.
+        manifest: manifest of the model.
+        num_servers: number of servers that it is dealt to.
+        rank: rank of the server that checks its own.
 
     Raises:
         PSSettingsError: has the least number of servers for it.
@@ -39,7 +39,7 @@ def check_pulls(manifest: Manifest, *, num_servers: int, rank: int) -> None:
         if nbytes > MAX_SHARE_BYTES:
             least = _least((layout,), num_servers, 0)
             raise PSSettingsError(
-                f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, a server "
+                f"ps:{rank} of {num_servers} would hold {nbytes} bytes of values, but a server "
                 f"answers a pull with at most {MAX_SHARE_BYTES}: start at least {least} servers",
                 {"least_servers": str(least)},
             )
@@ -49,9 +49,9 @@ def check_seed(manifest: Manifest, *, num_servers: int, manifest_bytes: int) -> 
     """Refuse values that no seed could bring: the manifest, the frozen ones and the others at once.
 
     Args:
-        manifest: of the model.
-        num_servers: that it is dealt to.
-        manifest_bytes: of the encoded manifest.
+        manifest: manifest of the model.
+        num_servers: number of servers that it is dealt to.
+        manifest_bytes: size of the encoded manifest, in bytes.
 
     Raises:
         PSSettingsError: has the least number of servers for it.
@@ -62,7 +62,7 @@ def check_seed(manifest: Manifest, *, num_servers: int, manifest_bytes: int) -> 
         least = _least(layouts, num_servers, manifest_bytes)
         raise PSSettingsError(
             f"a seed would bring one of {num_servers} servers {largest} bytes of values, frozen "
-            f"ones included, and a manifest of {manifest_bytes}, one request has at most "
+            f"ones included, and a manifest of {manifest_bytes}, but one request has at most "
             f"{MAX_SHARE_BYTES}: start at least {least} servers",
             {"least_servers": str(least)},
         )

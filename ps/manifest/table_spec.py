@@ -22,7 +22,7 @@ MAX_TABLES = 1024
 MAX_DIM = 65_536
 MAX_SEGMENTS = 256
 MOST_CHOSEN_SEGMENTS = 16
-"""The most segments that a server chooses by itself, a power of 2."""
+"""The most segments that a server chooses on its own, a power of 2."""
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -31,8 +31,8 @@ def largest_id(id_kind: Literal["int64", "uint64"], max_id: int | None) -> int:
     """Return the largest id that a table accepts.
 
     Args:
-        id_kind: of the table.
-        max_id: of the table; None: the largest of `id_kind`.
+        id_kind: kind of ids of the table.
+        max_id: largest id of the table; None: the largest of `id_kind`.
     """
     if max_id is not None:
         return max_id
@@ -79,7 +79,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     dim: int
-    """Numbers of a row."""
+    """Numbers in a row."""
     rule: RuleConfig
     """Update rule of pushed rows; weight decay acts on pushed rows only."""
     learning_rate_multiplier: float = 1.0
@@ -94,22 +94,21 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[float, ...] = ()
     """What a lookup with training=False reads for an id without a row, [dim]; empty: zeros."""
     seed: int | None = None
-    """None: the table's own, made of its name, or that of the checkpoint which it is restored from.
-    Tables of one seed begin with the same values for the same ids."""
+    """Seed of the rows' first values. None: made of the table's name, or the restored checkpoint's.
+    Tables with one seed begin with the same values for the same ids."""
     id_kind: Literal["int64", "uint64"] = "int64"
-    """int64: ids 0..2^63-1. uint64: also those above, as hashes of 64 bits need."""
+    """int64: ids 0..2^63-1. uint64: also larger ones, for hashes of 64 bits."""
     id_source: Literal["any", "integers", "strings"] = "any"
     """What ids are made of. integers: a string, whose hash no row has, is refused. strings: hashes,
-    also given as the integers that they are. any: nobody says. Manifests that differ in it alone
-    have equal hashes."""
+    also if given as integers. any: unknown. Manifests that differ in it alone have equal hashes."""
     max_id: int | None = None
     """The largest id; None: the largest of `id_kind`."""
     max_rows: int | None = None
     """Rows of the whole table; each server holds its share. None: no limit."""
     max_bytes: int | None = None
-    """The same in bytes, with everything that a row needs."""
+    """The same limit in bytes, with everything that a row needs."""
     when_full: Literal["refuse", "lru"] = "refuse"
-    """refuse: TableFull for the push that needs more rows. lru: the least recently pushed go."""
+    """refuse: TableFull for the push that needs more rows. lru: evict the least recently pushed."""
     ttl_s: float | None = None
     """Time to live in seconds: rows that no push contained for this long are dropped. None:
     unlimited."""

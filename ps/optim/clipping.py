@@ -133,7 +133,7 @@ class Norms:
         """Write the clipped piece to `out`, which may be `part`; other groups are left alone.
 
         Args:
-            squares: of the whole gradient.
+            squares: squares of the whole gradient.
             group: name of the piece's group.
             start: its first element there.
             part: the piece.
@@ -190,7 +190,7 @@ def servers_take_norms(manifest: Manifest, *, num_workers: int) -> bool:
 
     Args:
         manifest: has the rules.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
     """
     return manifest.has_barrier and num_workers > 1 and Norms(manifest).size > 0
 
@@ -200,7 +200,7 @@ class Clipper:
 
     Args:
         manifest: what is trained; groups without clipping pass through untouched.
-        num_workers: of the whole cluster.
+        num_workers: number of workers in the cluster.
     """
 
     def __init__(self, manifest: Manifest, *, num_workers: int) -> None:
@@ -224,7 +224,7 @@ class Clipper:
 
         Args:
             manifest: has the rules.
-            num_workers: of the cluster.
+            num_workers: number of workers in the cluster.
         """
         clipper = cls(manifest, num_workers=num_workers)
         return clipper if clipper._out else None
@@ -259,7 +259,7 @@ def clipped(rule: RuleConfig, gradients: Array) -> Array:
     """Return the gradients of one push as its table's rule clips them: in every mode, per id.
 
     Args:
-        rule: of the table.
+        rule: rule of the table.
         gradients: [distinct ids, dim]; not changed. With NaN or infinity among them they are not
             clipped by norm, so that the server names the id.
 

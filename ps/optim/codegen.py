@@ -73,7 +73,7 @@ INTRINSICS = (
     "restore",
     "unless",
 )
-"""Of ps.jit.intrinsics; the loops use them by these names."""
+"""Names from ps.jit.intrinsics, as the loops use them."""
 
 _AHEAD = 12
 """Distance of the prefetch of rows, in rows: a cache miss lasts about as long."""

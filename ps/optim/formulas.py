@@ -105,7 +105,7 @@ def rmsprop_momentum(
     epsilon: Scalar,
     beta: Scalar,
 ) -> Three:
-    """As rmsprop with `m = beta * m + learning_rate * g / sqrt(u + epsilon); v -= m`.
+    """Like rmsprop, with `m = beta * m + learning_rate * g / sqrt(u + epsilon); v -= m`.
 
     Slots: u, the mean of squares; m.
     Source and departure: see rmsprop.
@@ -125,7 +125,7 @@ def rmsprop_centered(
     rate: Scalar,
     epsilon: Scalar,
 ) -> Three:
-    """As rmsprop with `c = rho * c + rate * g` and the root of `u - c * c + epsilon`.
+    """Like rmsprop, with `c = rho * c + rate * g` and the root of `u - c * c + epsilon`.
 
     Slots: u, the mean of squares; c, the mean.
     Source: Graves, Generating Sequences With Recurrent Neural Networks, 2013, equations 38-45.
@@ -220,7 +220,7 @@ def amsgrad(
     rate_2: Scalar,
     epsilon: Scalar,
 ) -> Four:
-    """As adam with `h = max(h, u)` in place of u in the root.
+    """Like adam, with `h = max(h, u)` in place of u in the root.
 
     Slots: m, u and h.
     Source: Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, ICLR 2018. Departure: as
@@ -329,7 +329,7 @@ def ftrl_power(
     shrinkage: Scalar,
     power: Scalar,
 ) -> Three:
-    """As ftrl with `x^power` in place of `sqrt(x)`, power = -learning_rate_power.
+    """Like ftrl, with `x^power` in place of `sqrt(x)`, power = -learning_rate_power.
 
     Slots: those of ftrl.
     Source and departure: see ftrl. Also, the C library's powers may differ from TensorFlow's in
@@ -429,7 +429,7 @@ def adam_step(t: Scalar, one: Scalar, learning_rate: Scalar, beta_1: Scalar, bet
     Args:
         t: updates of the row so far.
         one: 1 in the table's dtype.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         beta_1: decay of the mean.
         beta_2: decay of the mean of squares.
     """

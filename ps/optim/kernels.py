@@ -228,7 +228,7 @@ def sparse_for(config: RuleConfig, dtype: str, *, row_steps: bool = False) -> Ro
 
     Args:
         config: the table's rule.
-        dtype: of the table.
+        dtype: dtype of the table.
         row_steps: whether each row counts its own updates.
     """
     rule = counting(rule_of(config)) if row_steps else rule_of(config)

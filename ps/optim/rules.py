@@ -303,9 +303,9 @@ def adam_alpha(config: Adam, learning_rate: float, step: int, dtype: np.dtype[An
 
     Args:
         config: the rule.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         step: number of the update, from 1.
-        dtype: of the group.
+        dtype: dtype of the group.
     """
     number = dtype.type
     rest_2 = _rest(config.beta_2, step, dtype)
@@ -352,8 +352,8 @@ def stands_still(config: RuleConfig, learning_rate: float, dtype: np.dtype[Any])
 
     Args:
         config: the rule.
-        learning_rate: of the step.
-        dtype: of the values.
+        learning_rate: learning rate of the step.
+        dtype: dtype of the values.
     """
     return isinstance(config, Ftrl) and abs(dtype.type(learning_rate)) < np.finfo(dtype).tiny
 
@@ -377,7 +377,7 @@ def scalars(
 
     Args:
         config: the rule's settings.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         step: this update's number, from 1; unused where `given` replaces what depends on it.
         dtype: the parameters' dtype.
         given: values for `Rule.step_scalars`, or none to compute them from `step`.
@@ -412,7 +412,7 @@ def decay_scalars(config: RuleConfig, learning_rate: float) -> tuple[float, ...]
 
     Args:
         config: the rule.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
     """
     if not isinstance(config, Descent) or not config.weight_decay:
         return ()
@@ -429,7 +429,7 @@ def step_scalars(
         group: its name, for messages.
         hyper: the push's hyper-parameters.
         step: number of the update, from 1.
-        dtype: of the group.
+        dtype: dtype of the group.
 
     Raises:
         PSSettingsError: `hyper.scalars` does not fit the rule.

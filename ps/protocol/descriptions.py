@@ -46,7 +46,7 @@ def check_serving(described: Sequence[Description], waited_s: float) -> None:
     hashes = {server.manifest_hash for server in described}
     if len(hashes) > 1:
         raise ManifestMismatch(
-            f"the servers serve different manifests: {sorted(hashes)}; start all of them anew"
+            f"the servers serve different manifests: {sorted(hashes)}; start all of them again"
         )
 
 
@@ -88,7 +88,7 @@ def updates_before(described: Sequence[Description], seed_id: int) -> int:
 
     Args:
         described: every server's answer to the seed.
-        seed_id: of the seed.
+        seed_id: id of the seed.
     """
     if seed_id in _seeds(described):
         return 0

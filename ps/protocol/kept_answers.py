@@ -27,7 +27,7 @@ class _Series:
     """Keys that differ only in their numbers."""
 
     nbytes_of: dict[str, int] = field(default_factory=dict)
-    """Of each answer that is kept, the oldest first."""
+    """Size of each kept answer, the oldest first."""
     nbytes: int = 0
 
 
@@ -36,7 +36,7 @@ class KeptAnswers(Generic[Answer]):
 
     Args:
         max_answers: how many are kept.
-        max_bytes: of all of them; the newest stays whatever its size.
+        max_bytes: bytes of all of them; the newest stays whatever its size.
         max_keys: how many are known to be over, most of them without their answers; at least
             `max_answers`.
     """
@@ -46,7 +46,7 @@ class KeptAnswers(Generic[Answer]):
         self._max_bytes = max_bytes
         self._max_keys = max_keys
         self._known: dict[str, Answer | None] = {}
-        """In the order of their coming; None: the answer is forgotten."""
+        """Answers in the order of arrival; None: the answer is forgotten."""
         self._series: dict[str, _Series] = {}
         self._num_answers = self._nbytes = 0
 

@@ -61,8 +61,8 @@ from rpc.field_texts import with_field_texts
 MAX_KEY_LENGTH = 256
 MAX_OPEN_BYTES = 64 << 20
 MAX_VALUE_BYTES = 1 << 20
-"""Of one worker at a rendezvous: metrics and decisions of one epoch are a few hundred bytes; this
-leaves room without a risk."""
+"""One worker's value at a rendezvous: metrics and decisions of one epoch are a few hundred bytes;
+this leaves room without a risk."""
 MAX_INDEX_BYTES = 16 << 20
 MAX_RANK = 1 << 20
 MAX_MANIFEST_BYTES = 16 << 20
@@ -156,7 +156,7 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
     manifest_hash: Digest
     averages: bool = False
-    """For their moving averages instead, where the group's rule keeps them."""
+    """Whether to answer with the moving averages instead, if the group's rule keeps them."""
 
 
 class PullFrozen(msgspec.Struct, frozen=True, tag="pull_frozen"):
@@ -201,7 +201,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     """The worker's own last pushes that its parameters did not contain; see
     ps.consistency.staleness."""
     metadata: AttachedMetadata | None = msgspec.field(default=None, name="note")
-    """To keep once the gradient is part of the parameters: both are in a checkpoint, or neither."""
+    """Metadata to keep with the gradient: a checkpoint has both, or neither."""
     tables: RowExchange | msgspec.UnsetType = msgspec.UNSET
     """Left out on the wire by a push without rows."""
 
@@ -220,7 +220,7 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
 
 
 class LookupBatch(msgspec.Struct, frozen=True, tag="lookup_batch"):
-    """As Lookup, for rows whose gradients will be pushed; hybrid answers when there is a permit."""
+    """Like Lookup, for rows that will be trained; hybrid answers when there is a permit."""
 
     manifest_hash: Digest
     number: Number
@@ -319,10 +319,10 @@ class BringAnswers(msgspec.Struct, frozen=True, tag="met"):
 
 
 class SetMetadata(msgspec.Struct, frozen=True, tag="set_note"):
-    """Keep the payload, a JSON text, under a name, in the place of what was there; ps:0 only."""
+    """Keep the payload, a JSON text, under a name, instead of what was there; ps:0 only."""
 
     number: Number
-    """Of a sequence of its own; see ps.metadata."""
+    """Number in a sequence of its own; see ps.metadata."""
     name: MetadataName
 
 
@@ -337,9 +337,9 @@ class TakeSnapshot(msgspec.Struct, frozen=True, tag="cut"):
     base: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-z-]{0,64}\Z")] = ""
     """The save that this one adds to: buckets that it holds unchanged are left out."""
     clock: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)] | None = None
-    """None: now."""
+    """Clock of the snapshot; None: now."""
     wait_s: Seconds = 0.0
-    """For that clock, or for a clipped push that is between its two rounds."""
+    """Seconds to wait for that clock, or for a clipped push that is between its two rounds."""
     as_it_is: bool = False
     """Wait for no round: nobody is left who would bring it."""
 
@@ -350,7 +350,7 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
     directory: DirectoryName
     save_id: SaveId
     wait_s: Seconds = 0.0
-    """For another save that is being written."""
+    """Seconds to wait for another save that is being written."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
@@ -361,7 +361,7 @@ class Restore(msgspec.Struct, frozen=True, tag="restore"):
     manifest_hash: Digest
     manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
     reset_optimizer: bool = False
-    """Take the values only; the optimizer starts anew."""
+    """Take the values only; the optimizer starts from its initial state."""
 
 
 class FetchStats(msgspec.Struct, frozen=True, tag="stats"):
@@ -461,11 +461,11 @@ class Ack(msgspec.Struct, frozen=True):
     has_squares: bool = False
     """Whether the payload is the squares of a reduced gradient that waits for Settle."""
     worker_clock: int = 0
-    """Of pushes and memberships: the worker's clock; its own in ssp, elsewhere `clock`."""
+    """The worker's clock, for pushes and memberships: its own in ssp, elsewhere `clock`."""
     is_late: bool = False
-    """Of a push in two rounds: its clock is past or undone here, and nothing known of it."""
+    """Whether the clock of a two-round push is past or undone here, and the push is unknown."""
     refusal: bytes = b""
-    """Of a push in two rounds that counts as present: the body of its error (rpc.wire.frame)."""
+    """The error's body (rpc.wire.frame) of a two-round push that counts as present."""
 
 
 WORKER_CLOCK = "worker_clock"
@@ -477,11 +477,11 @@ class Scanned(msgspec.Struct, frozen=True):
 
     num_rows: int
     stop: int
-    """Where to go on; 0: the segment has no more."""
+    """Where to continue; 0: the segment has no more rows."""
     num_segments: int
-    """Of the table at this server."""
+    """Number of the table's segments at this server."""
     start: int
-    """Of the server, as in ServerStats: another one has the rows in other places."""
+    """The server's start, as in ServerStats: after another one the rows are in other places."""
 
 
 class RowsLoaded(msgspec.Struct, frozen=True):
@@ -511,7 +511,7 @@ class SnapshotMade(msgspec.Struct, frozen=True):
     """What came of a snapshot."""
 
     clock: int
-    """Of the snapshot; of the shard if it was not made."""
+    """Clock of the snapshot, or of the shard if no snapshot was made."""
     is_made: bool
     """False: that clock is past, or it did not come in time."""
 
@@ -524,7 +524,7 @@ class Saved(msgspec.Struct, frozen=True):
     passed_over: tuple[int, ...] = ()
     """Steps that this server has left aside when it was restored from an older one."""
     frozen_hash: str = ""
-    """Of the manifest that the shard was written by; see Manifest.frozen_hash."""
+    """Hash from the manifest that the shard was written by; see Manifest.frozen_hash."""
 
 
 _Reply = TypeVar("_Reply")

@@ -6,7 +6,7 @@ answer others with them (ps.server.rendezvous).
 Pure; no threads.
 
     payload = index, then the values of all its keys one after the other
-    index   = msgpack [[[key, ranks, sizes], ...]]; without ranks the values are kept no more
+    index   = msgpack [[[key, ranks, sizes], ...]]; without ranks the values are no longer kept
 
 Answers otherwise live in the memory of ps:0 alone. When it is started again, a worker that has not
 passed a rendezvous would wait for those that have, and they for it at a later one.
@@ -34,10 +34,10 @@ from ps.protocol.messages import (
 from rpc.errors import UNREADABLE
 
 MAX_KEPT_BYTES = 4 << 20
-"""Of one worker: some hundred epochs of ten workers with metrics of a few hundred bytes each. All
-workers bring them at once, to a server that has just started."""
+"""Limit of one worker: some hundred epochs of ten workers with metrics of a few hundred bytes each.
+All workers bring them at once, to a server that has just started."""
 MAX_KEPT_ANSWERS = 1024
-"""As many as ps:0 keeps itself."""
+"""Equal to what ps:0 keeps itself."""
 MAX_KNOWN_KEYS = 8192
 """Keys that are known to be passed, most of them without their values."""
 _BYTES_PER_RANK = 8
@@ -54,17 +54,17 @@ class PassedKey(msgspec.Struct, frozen=True, array_like=True):
 
     key: RendezvousKey
     ranks: _Ranks = ()
-    """Whose values there were, ascending; none: the values are kept no more."""
+    """Ranks of the workers that brought values, ascending; empty: the values are no longer kept."""
     sizes: _Sizes = ()
-    """In bytes, of each value."""
+    """Size of each value, in bytes."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all values."""
+        """Size of all values."""
         return sum(self.sizes)
 
     def values(self, payload: memoryview) -> dict[int, bytes] | None:
-        """Return what each rank brought; None: it is kept no more."""
+        """Return what each rank brought; None: it is no longer kept."""
         return RendezvousValues(self.ranks, self.sizes).values(payload) if self.ranks else None
 
 
@@ -75,7 +75,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
 class PassedRendezvous:
     """The rendezvous that one worker has passed.
 
-    The keys stay longer than the answers: who comes to one is refused, and does not wait for ever.
+    The keys stay longer than the answers: a worker that uses one is refused, and does not wait.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[Passe
     Args:
         data: the encoded index.
         values_nbytes: bytes that follow it.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
 
     Raises:
         PSSettingsError: it is no index, or has ranks that do not exist or too many bytes of a key.
@@ -125,7 +125,7 @@ def read_index(data: bytes, values_nbytes: int, num_workers: int) -> tuple[Passe
     try:
         index = codec.msgpack(data, _Index).keys
     except UNREADABLE as error:
-        raise PSSettingsError(f"no index of passed rendezvous: {error}") from error
+        raise PSSettingsError(f"not an index of passed rendezvous: {error}") from error
     for each in index:
         ranks = each.ranks
         is_ascending = all(low < high for low, high in itertools.pairwise(ranks))

@@ -20,7 +20,7 @@ class ServerPhase(enum.StrEnum):
     EMPTY = "EMPTY"
     """Started; knows no parameters."""
     RESTORING = "RESTORING"
-    """Fills itself from a checkpoint; who needs the parameters is told to ask again."""
+    """Fills itself from a checkpoint; callers that need the parameters are asked to try again."""
     SERVING = "SERVING"
     """Seeded or restored; answers everything."""
     DRAINING = "DRAINING"
@@ -61,14 +61,14 @@ class _Rule:
     roles: frozenset[Role]
     phases: frozenset[ServerPhase]
     chief_only: bool = False
-    """Of the workers only rank 0."""
+    """Whether rank 0 alone may send it, of the workers."""
     is_read: bool = False
     """Changes nothing, so a replaced worker is answered too."""
 
 
 _ANY_PHASE = frozenset(ServerPhase)
 _FILLED_OR_EMPTY = _ANY_PHASE - {ServerPhase.RESTORING}
-"""Of what a checkpoint has an answer to, so an empty one would be wrong while it is read."""
+"""For requests that a checkpoint can answer: while it is read, an empty answer would be wrong."""
 _LOADED = frozenset({ServerPhase.SERVING, ServerPhase.DRAINING})
 _SERVING = frozenset({ServerPhase.SERVING})
 _FILLING = frozenset({ServerPhase.EMPTY, ServerPhase.SERVING})
@@ -80,7 +80,7 @@ _SCANNERS = frozenset({Role.WORKER, Role.DRIVER, Role.FEEDER})
 _LOADERS = frozenset({Role.WORKER, Role.FEEDER})
 """Spark tasks bring whole tables (tfos.serving.table_tasks). No trained row changes by it."""
 _LEADER = frozenset({Role.SERVER})
-"""Of hand-started servers that save themselves; see ps.cli.self_saving."""
+"""For hand-started servers that save themselves; see ps.cli.self_saving."""
 _MANAGERS = frozenset({Role.DRIVER, Role.SUPERVISOR})
 
 _RULES: dict[type, _Rule] = {
@@ -133,7 +133,7 @@ def is_allowed(
     Args:
         request: what is asked.
         caller: the authenticated peer.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
         phase: the shard's.
     """
     rule = _RULES[type(request)]
@@ -150,7 +150,7 @@ def check_caller(request: messages.Request, caller: Identity, num_workers: int) 
     Args:
         request: what is asked.
         caller: the authenticated peer.
-        num_workers: of the cluster.
+        num_workers: number of workers in the cluster.
 
     Raises:
         RoleError: wrong role, not the chief, or a worker rank that the cluster does not have.

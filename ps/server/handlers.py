@@ -84,17 +84,17 @@ _OF_SHARD: dict[type, Callable[[ServingShard, Call, Any], None]] = {
     messages.Scan: ServingShard.answer_tables,
     messages.LoadRows: ServingShard.answer_tables,
 }
-"""What a loaded shard answers by itself."""
+"""What a loaded shard answers on its own."""
 
 
 class Service:
     """The handler behind one server's listener.
 
     Args:
-        settings: of this server.
+        settings: settings of this server.
         open_connections: returns how many connections are open, for the counters.
         refuse_if_replaced: raises if a newer process serves this rank; None: nothing is checked.
-        make_room: raises SettingsError if so many connections `per_worker` do not fit.
+        make_room: raises SettingsError if `per_worker` connections of each worker do not fit.
         open_storage: returns the storage of a checkpoint root.
         job: the cluster's id, as in its checkpoints; empty: unknown.
     """
@@ -210,7 +210,7 @@ class Service:
 
         Args:
             worker: rank.
-            generation: of the lost process; None: the newest known.
+            generation: generation of the lost process; None: the newest known.
         """
         self._rendezvous.lose(worker, lambda: self.life.lose(worker, generation))
 
@@ -269,7 +269,7 @@ class Service:
         self._reply_description(call)
 
     def _replace_seed(self, call: Call, request: messages.Seed, manifest: Manifest) -> None:
-        """Take a seed in the place of the one that it names, which not all servers have."""
+        """Take a seed instead of the one that it names, which not all servers have."""
         self._refuse_other(manifest)
         self._check_seed_size(call, manifest)
         frozen = self._new_frozen(manifest)

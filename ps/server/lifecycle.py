@@ -112,9 +112,9 @@ class Lifecycle:
             if self.phase is ServerPhase.RESTORING:
                 took_s = time.monotonic() - self._restoring_since_s
                 raise ServerRestoring(
-                    f"ps:{self.settings.rank} was started again and has restored its parameters "
-                    f"from a checkpoint for {took_s:.0f} s so far, which is to compile kernels "
-                    "where none are kept, and to read its part; all files, if started by hand"
+                    f"ps:{self.settings.rank} was started again and has been restoring its "
+                    f"parameters from a checkpoint for {took_s:.0f} s. It compiles kernels that "
+                    "are not kept, and reads its part, or all files if started by hand"
                 )
 
     def wait_until_filled(self, deadline_s: float, is_gone: Callable[[], bool]) -> None:
@@ -135,7 +135,7 @@ class Lifecycle:
 
         Args:
             shard: with its values.
-            by: who has brought them; None: no worker.
+            by: the worker that brought them; None: no worker.
 
         Raises:
             StaleGeneration: that process was replaced or lost while it brought them.
@@ -187,7 +187,7 @@ class Lifecycle:
 
         Args:
             worker: rank.
-            generation: of the process that says so; None: others know it.
+            generation: generation of the process that says so; None: others know it.
 
         Raises:
             StaleGeneration: that process was replaced or lost.
@@ -210,7 +210,7 @@ class Lifecycle:
 
         Args:
             worker: rank.
-            generation: of the lost process; None: the newest known.
+            generation: generation of the lost process; None: the newest known.
 
         Returns:
             False when a newer generation is at work, so nobody was lost.

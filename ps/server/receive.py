@@ -33,7 +33,7 @@ class BucketPart(msgspec.Struct, frozen=True):
     """One bucket's part of a payload."""
 
     at: int
-    """Of the bucket, in the shard's order."""
+    """Position of the bucket in the shard's order."""
     bucket: DenseBucket
     kind: Compression
     dtype: np.dtype[Any]
@@ -68,7 +68,7 @@ class Intake:
         self._kinds = {part.kind for part in parts if part.kind != "none"}
         kernels.warm_server(self._kinds)
         self.nbytes = sum(run.nbytes for run in self.runs)
-        """Of a whole payload."""
+        """Size of a whole payload."""
         self._scratch_nbytes = max((run.nbytes for run in self.runs), default=0)
         packed_sizes = [part.bucket.values.size for part in parts if part.kind != "none"]
         self._most_unpacked = max(packed_sizes, default=0)

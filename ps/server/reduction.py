@@ -167,7 +167,7 @@ class Reduction:
 
         Args:
             clock: as the push was answered.
-            worker: who pushed.
+            worker: the worker that pushed.
         """
         last = self._last
         return last is not None and last.clock == clock and worker in last.pushers
@@ -181,8 +181,8 @@ class Reduction:
 
         Args:
             clock: as the pushes were answered.
-            squares: of the whole gradient, summed over the servers; None: drop it.
-            worker: who settles; None: this server does.
+            squares: squares of the whole gradient, summed over the servers; None: drop it.
+            worker: the worker that settles; None: this server does.
         """
         last = self._last
         if last is None or last.clock != clock:

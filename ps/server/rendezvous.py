@@ -91,11 +91,11 @@ class Rendezvous:
         """
         if key in self._over and self._over.get(key) is None:
             raise ServerPhaseError(
-                f"rendezvous {key!r} is over, and its values are kept no more (ps:0 keeps those of "
-                f"{MAX_CLOSED_KEYS} keys and {MAX_CLOSED_BYTES >> 20} MiB; of keys that differ "
-                f"only in their numbers the oldest go first): worker {worker} comes to it late, "
-                "since it or ps:0 was started again. It cannot join this training: start that anew "
-                "from its last checkpoint"
+                f"rendezvous {key!r} is over, and its values are no longer kept (ps:0 keeps those "
+                f"of {MAX_CLOSED_KEYS} keys and {MAX_CLOSED_BYTES >> 20} MiB; of keys that differ "
+                f"only in their numbers the oldest go first). Worker {worker} is too late, since "
+                "it or ps:0 was started again, and cannot join this training. Start the training "
+                "again from its last checkpoint"
             )
 
     def bring(self, key: str, values: Mapping[WorkerRank, bytes] | None) -> bool:
@@ -103,7 +103,7 @@ class Rendezvous:
 
         Args:
             key: name of the rendezvous.
-            values: by rank; None: they are kept no more.
+            values: by rank; None: they are no longer kept.
 
         Returns:
             Whether it was news: workers may wait at that key.
@@ -205,7 +205,7 @@ class RendezvousBoard:
                 stays, so a retry goes on waiting.
             ServerGone: the caller is gone.
             ServerPhaseError: the worker has finished, or the server is stopping; or others have
-                passed this key, and its values are kept no more.
+                passed this key, and its values are no longer kept.
         """
         values: Mapping[WorkerRank, bytes] | None = None
 
@@ -247,9 +247,9 @@ class RendezvousBoard:
 
         Args:
             key: name of the rendezvous.
-            worker: who brings it.
-            values: by rank; None: they are kept no more.
-            check: as of `rendezvous`.
+            worker: the worker that brings it.
+            values: by rank; None: they are no longer kept.
+            check: see `rendezvous`.
         """
         by_rank: dict[WorkerRank, bytes] | None = None
         if values is not None:
@@ -263,8 +263,8 @@ class RendezvousBoard:
         if kept is not None and by_rank is not None and kept != by_rank:
             _logger.warning(
                 "worker %d has passed rendezvous %r with other values than the workers before it: "
-                "of the workers %s, here of %s. The first ones stay. These workers do not train "
-                "the same: stop the training and resume it from its last checkpoint",
+                "those of the workers %s, here those of %s. The first ones stay. These workers do "
+                "not train the same: stop the training and resume it from its last checkpoint",
                 worker,
                 key,
                 ", ".join(map(str, by_rank)),

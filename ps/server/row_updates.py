@@ -55,7 +55,7 @@ class PushedRows:
     lookup: LookupTurn | None = None
     """hybrid: the batch that it begins."""
     gradients: list[Array] = field(default_factory=list)
-    """Of each part, [ids, dim], where they wait for a clock."""
+    """Gradients of each part, [ids, dim], where they wait for a clock."""
 
     @property
     def units(self) -> list[int]:
@@ -89,9 +89,9 @@ class RowUpdates:
 
         Args:
             call: the request, whose ids were read.
-            rows: of the push.
-            ticket: of the push; notes the overflow.
-            hyper: of the push.
+            rows: rows of the push.
+            ticket: ticket of the push; notes the overflow.
+            hyper: learning rate and scalars of the push.
 
         Returns:
             The seconds that the updates took, waits for segments' locks included.
@@ -149,7 +149,7 @@ class RowUpdates:
 
         Args:
             call: the request, whose ids were read.
-            rows: of the push; takes the gradients.
+            rows: rows of the push; takes the gradients.
 
         Raises:
             NonFiniteGradient: the rest of the payload is not read.
@@ -168,8 +168,8 @@ class RowUpdates:
 
         Args:
             staged: rows of the clock's pushes in the order of ranks; None: one brings none.
-            weights: of each.
-            hyper: of the clock.
+            weights: weight of each push.
+            hyper: learning rate and scalars of this clock's update.
 
         Returns:
             Why some rows are unchanged, or some elements; the first reason, all others are updated.

@@ -65,7 +65,7 @@ class ShardExtra(msgspec.Struct, frozen=True):
 
 
 class SavedVersions:
-    """What deltas to this server's last saves tell changes by.
+    """The versions by which deltas to this server's last saves find changes.
 
     `note` one at a time, the rest from any thread.
     """
@@ -73,7 +73,7 @@ class SavedVersions:
     def __init__(self) -> None:
         self._by_save: OrderedDict[str, dict[UnitKey, int]] = OrderedDict()
         self._num_changes: dict[str, int] = {}
-        """By save; replaced as a whole, for it is read without a lock."""
+        """Number of changes by save; replaced as a whole, as it is read without a lock."""
 
     def of(self, save_id: str) -> Mapping[UnitKey, int]:
         """Return `ShardSnapshot.versions` of a save; none for one that is not known here."""
@@ -88,8 +88,8 @@ class SavedVersions:
 
         Args:
             save_id: names the save.
-            versions: of its snapshot.
-            num_changes: of the shard at the snapshot.
+            versions: versions of its snapshot.
+            num_changes: number of changes of the shard at the snapshot.
         """
         self._by_save[save_id] = versions
         while len(self._by_save) > _MAX_REMEMBERED:
@@ -102,7 +102,7 @@ class ShardSaving:
     """One server's part of saves, one after the other.
 
     Args:
-        rank: of the server.
+        rank: rank of the server.
         open_storage: opens a directory as clients name it.
     """
 
@@ -178,7 +178,7 @@ class ShardSaving:
 
         Args:
             save_id: names the save.
-            num_changes: of the shard right after the restore.
+            num_changes: number of changes of the shard right after the restore.
         """
         self._known.note(save_id, {}, num_changes)  # what a delta adds to it is all
 
@@ -197,7 +197,7 @@ class ShardSaving:
             )
             if is_gone():
                 raise ServerPhaseError(
-                    "the client of this save is gone: nobody would write its snapshot, or it "
+                    "the client of this save is gone: its snapshot would not be written, or it "
                     "may have been committed"
                 )
             if ended is Waited.OVERDUE:
@@ -263,7 +263,7 @@ class Restored:
     is_whole: bool
     """Whether it is all that the checkpoint holds, so that a delta can add to that."""
     num_changes: int
-    """Of the shard right after it was filled."""
+    """Number of changes of the shard right after it was filled."""
     saved_at_s: float
     """See ShardExtra."""
 
@@ -282,7 +282,7 @@ class RestoreTurns:
         self._changed = threading.Condition()
         self._under_way: messages.Restore | None = None
         self.by: Attempt | None = None
-        """For whom it is read: the newest process that has asked for the same."""
+        """The newest process that has asked for this restore."""
         self.num_waiting = 0
 
     @contextmanager

@@ -50,8 +50,8 @@ class PSServer:
         open_storage: opens a checkpoint directory as clients name it.
 
     Attributes:
-        skipped_step: the newest one, of which this server's part was damaged, so that
-            `start_restoring` took an older one; -1: it took the newest.
+        skipped_step: the newest step, if `start_restoring` took an older one because this server's
+            part of it was damaged; -1: it took the newest.
 
     Raises:
         SettingsError: this process may not open as many files as workers need connections.
@@ -174,7 +174,7 @@ class PSServer:
         try:
             taken = self._fill(storage, step, like)
         except BaseException:
-            # Without a word, as of a process that was killed: who waits may find another server.
+            # Silently, like a killed process: clients that wait may find another server.
             self._listener.close(_REPLACED_CLOSE_S)
             raise
         self.skipped_step = newest if taken < newest else -1

@@ -75,7 +75,7 @@ SEND_BYTES = 4 << 20
 """A part of a push_pull's reply; smaller parts cost a header and a system call each."""
 
 REFUSALS = (NonFiniteGradient, PackingError, TableFull, IdError)
-"""For what is in a push: it counts as present, so barriers stay whole."""
+"""Refusals of a push's content: the push counts as present, so barriers stay whole."""
 
 
 class ServingShard:
@@ -118,7 +118,7 @@ class ServingShard:
         self.seed_id = 0
         """See Description."""
         self.resumed_step = -1
-        """The checkpoint of an earlier run from which this one goes on; -1: it began anew."""
+        """The checkpoint of an earlier run from which this one goes on; -1: it is a new run."""
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         # In hybrid a permit bounds the age of rows, so they wait for nobody.
@@ -321,7 +321,7 @@ class ServingShard:
             self.dense.set_values(bucket_id, values)
 
     def replace_seed(self, call: Incoming, request: messages.Seed, frozen: FrozenValues) -> None:
-        """Take the values of a seed in the place of one that not all servers have.
+        """Take the values of a seed instead of one that not all servers have.
 
         Args:
             call: the request at the listener; what is left of its payload is the values.
@@ -388,15 +388,15 @@ class ServingShard:
 
     def _trained_alone(self) -> ServerPhaseError:
         return ServerPhaseError(
-            f"ps:{self.dense.rank} has trained the values of its seed, which another server has "
-            "not: that one was started again without its parameters. Start new servers, then "
-            "seed() or restore() all of them"
+            f"ps:{self.dense.rank} has trained the values of its seed, but another server was "
+            "started again and has lost its parameters. Start new servers, then seed() or "
+            "restore() all of them"
         )
 
     def _squares(
         self, ack: Ack, push: PendingPush[StagedGradient], *, pulls: bool
     ) -> tuple[Ack, Sequence[Buffer]]:
-        """Return what answers the first of two rounds, in the place of values."""
+        """Return what answers the first of two rounds, instead of values."""
         is_late = self.gate.has_lost(push)
         squares = None if is_late else self.reduction.squares(ack.clock)
         ack = msgspec.structs.replace(ack, has_squares=squares is not None, is_late=is_late)
@@ -447,8 +447,8 @@ class ServingShard:
         """Refuse scalars that do not fit rule or mode, before anything is applied."""
         if self._is_staleness_aware:
             raise PSSettingsError(
-                "staleness_aware scales a push's learning rate on the server, so its step scalars "
-                "cannot come with it; send the learning rate alone"
+                "staleness_aware scales a push's learning rate on the server, so a push cannot "
+                "bring step scalars; send the learning rate alone"
             )
         for group in self.manifest.groups:
             step_scalars(group.rule, group.name, hyper, 1, np.dtype(group.dtype))

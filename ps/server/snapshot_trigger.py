@@ -28,7 +28,7 @@ class SnapshotTaken(NamedTuple):
     """What came of an order."""
 
     clock: int
-    """Of the snapshot; of the shard if there is none."""
+    """Clock of the snapshot, or of the shard if no snapshot was made."""
     is_made: bool
 
 
@@ -40,9 +40,9 @@ class SnapshotRequest:
     base: Mapping[UnitKey, int]
     """See ps.checkpoint.snapshot.ShardSnapshot."""
     clock: int | None = None
-    """When; None: now."""
+    """Clock of the snapshot; None: now."""
     as_it_is: bool = False
-    """Also when something reduced is missing in the parameters, and will be missing in the save."""
+    """Whether to save even if reduced gradients are missing in the parameters and the save."""
     is_done: bool = False
     """Whether it is clear what comes of it."""
 
@@ -52,7 +52,7 @@ class SnapshotTrigger:
 
     Args:
         guard: the shard's units.
-        gate: whose clock counts.
+        gate: the gate whose clock counts.
         is_settled: whether the parameters contain all that this clock has reduced.
     """
 
@@ -77,7 +77,7 @@ class SnapshotTrigger:
             Not made: the order's clock is past, or did not come within `wait_s`.
 
         Raises:
-            RequestTimeout: workers are between the two rounds of a clipped push for so long.
+            RequestTimeout: workers are between the two rounds of a clipped push for that long.
         """
         deadline_s = time.monotonic() + wait_s
         with self._gate.between_clocks() as clock:
@@ -113,8 +113,8 @@ class SnapshotTrigger:
         snapshot = self._guard.snapshot
         if snapshot is None or snapshot.save_id != save_id or not snapshot.begin_writing():
             raise CheckpointError(
-                f"save {save_id} has no snapshot here: the server was started again since, another "
-                "save has begun, or its saver was away for too long; save again"
+                f"save {save_id} has no snapshot here: the server was started again, another save "
+                "has begun, or its saver was away for too long; save again"
             )
         try:
             yield snapshot

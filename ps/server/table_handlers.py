@@ -133,7 +133,7 @@ class TableServing:
         """The rows of a push to the groups are applied, or refused: its batch is over.
 
         Args:
-            rows: of the push.
+            rows: rows of the push.
             is_refused: whether nobody is answered with further rows.
         """
         following = None if rows.lookup is None or is_refused else rows.lookup.batch
@@ -153,7 +153,7 @@ class TableServing:
             call: the request at the listener, which is answered.
             ack: the answer.
             first: what comes before the rows.
-            rows: of the request.
+            rows: rows of the request.
             push: what it is answered with; perhaps begun by an earlier copy of the request.
 
         Raises:
@@ -179,7 +179,7 @@ class TableServing:
             call: the request at the listener, which is answered.
             ack: the answer.
             first: what comes before the rows.
-            rows: of the request.
+            rows: rows of the request.
         """
         wanted = () if rows is None else rows.wanted
         self._reply_rows(call, messages.encode(ack), first, wanted, training=False)

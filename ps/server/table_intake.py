@@ -26,7 +26,7 @@ class TablePart(NamedTuple):
 
     table: Table
     first_unit: int
-    """Of the table's segments, in the record."""
+    """Position of the table's first segment in the record."""
     ids: Array
     slices: list[slice]
     """Which of the ids are each segment's."""
@@ -68,7 +68,7 @@ class TableIntake:
         Args:
             call: the request, whose payload begins with them.
             pushed: numbers of the tables whose gradients are in the payload as well.
-            wanted: of those whose rows are asked for.
+            wanted: numbers of the tables whose rows are requested.
             others_nbytes: bytes of the payload that are no table's.
 
         Returns:

@@ -20,7 +20,7 @@ import numpy as np
 from ps.sorted_rows.order import BATCH_BYTES, Array, SortedBatch, batch_rows, hashed
 
 DEFAULT_MEMORY_BYTES = 128 << 20
-"""Of rows that wait in memory; sorting takes about as much again."""
+"""Rows that wait in memory; sorting takes about as much again."""
 _PARTS = 256
 _FIRST_SHIFT = 56
 
@@ -33,7 +33,7 @@ class RowSorter:
         dtype: float32 or float64.
         directory: where a temporary directory is made once memory is full; an OSError of a write
             names it.
-        is_newest_first: of an id that comes several times the first entry counts; else the last.
+        is_newest_first: if an id comes several times, the first entry counts; else the last.
         memory_bytes: rows kept in memory.
     """
 

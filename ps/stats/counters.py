@@ -79,11 +79,11 @@ class Counters:
             self._bytes_out += num_bytes
 
     def applied(self, seconds: float, bytes_in: int = 0) -> None:
-        """Update kernels ran for so long, for a gradient of this size.
+        """Count the time that update kernels ran for a gradient of this size.
 
         Args:
-            seconds: that the kernels ran.
-            bytes_in: of the gradient.
+            seconds: how long the kernels ran.
+            bytes_in: size of the gradient.
         """
         with self._lock:
             self._apply.add(seconds)

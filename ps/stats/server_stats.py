@@ -50,13 +50,13 @@ class TableStats(msgspec.Struct, frozen=True):
     max_rows: int | None = None
     """This server's share of the table's limit; near it the next new ids are refused or evict."""
     memory_bytes: int = 0
-    """Of the rows with their ids, versions and index."""
+    """Memory of the rows with their ids, versions and index."""
     given: int = 0
     """Ids in lookups and pushes as workers gave them; against looked_up + pushed: how many were
     equal to others of their batch, and travelled once."""
     looked_up: int = 0
     missed: int = 0
-    """Of those: ids without a row; falls during training, unless new ids keep arriving."""
+    """How many of those ids had no row; falls during training, unless new ids keep arriving."""
     pushed: int = 0
     added: int = 0
     """Rows created."""
@@ -64,15 +64,15 @@ class TableStats(msgspec.Struct, frozen=True):
     """Gradients of ids that were not admitted."""
     evicted: int = 0
     admitted_early: float = 0.0
-    """Of ids that were never pushed, the share whose first push would create a row, as their
-    counters are shared: the error of `Admission.min_count`, at most about 0.02."""
+    """Share of the ids without a push whose first push would create a row, as their counters are
+    shared: the error of `Admission.min_count`, at most about 0.02."""
     staleness: tuple[int, ...] = ()
     """Histogram over pushes of rows that were looked up before: [0] none, [i] 2^(i-1) .. 2^i - 1
     updates of this table, by anybody, between the lookup that delivered the rows and the push that
     updates them. Mass far above the number of workers: rows are looked up too far ahead, or one
     worker is much slower than the others."""
     forgotten: int = 0
-    """Lookups that `staleness` lacks: their worker has had too many newer ones without a push."""
+    """Lookups missing in `staleness`: their worker has had too many newer ones without a push."""
 
     @property
     def miss_ratio(self) -> float:
@@ -81,7 +81,7 @@ class TableStats(msgspec.Struct, frozen=True):
 
     @property
     def unique_id_ratio(self) -> float:
-        """Ids that travelled for each that workers gave; small: batches repeat ids. 1 without."""
+        """Ids sent for each id that workers gave; small: batches repeat ids. 1 without any id."""
         return (self.looked_up + self.pushed) / self.given if self.given else 1.0
 
     @property
@@ -100,7 +100,7 @@ class OpenRendezvous(msgspec.Struct, frozen=True):
 
     key: str
     waited_s: float
-    """Since the first of them came."""
+    """Seconds since the first of them came."""
     missing: tuple[int, ...]
     """The workers that it waits for."""
 
@@ -119,7 +119,7 @@ class ServerStats(msgspec.Struct, frozen=True):
     """Updates so far: pushes (async, ssp) or barriers (sync)."""
     uptime_s: float
     start: int = 0
-    """Names this start of the server: one with another number has counted from zero."""
+    """Number of this start of the server: another start has counted from zero."""
     workers: tuple[WorkerStats, ...] = ()
     staleness: tuple[int, ...] = ()
     """Histogram over pushes: [0] none, [i] 2^(i-1) .. 2^i - 1 updates by others between the pull
@@ -127,8 +127,8 @@ class ServerStats(msgspec.Struct, frozen=True):
     missing: tuple[int, ...] = ()
     """The workers that the open barrier (sync) or a waiting push (ssp) waits for now."""
     open_rendezvous: tuple[OpenRendezvous, ...] = ()
-    """Of ps:0: where workers wait now for others. One that is open much longer than an epoch takes,
-    or two with different workers missing: look at the workers that are missing."""
+    """Where workers wait now for others (ps:0 only). If one is open much longer than an epoch
+    takes, or two lack different workers, look at the workers that are missing."""
     waiting_lookups: int = 0
     """Hybrid: batches whose lookup waits now for an older batch of its worker. Often above 0, with
     a long `lookup_batch` in `requests`: raise the bound, or push rows sooner."""
@@ -142,22 +142,22 @@ class ServerStats(msgspec.Struct, frozen=True):
     in_service: int = 0
     """Calls in progress, including this one; always many: the server is the bottleneck."""
     waiting: int = 0
-    """Of those, pushes that wait for other workers (sync, ssp)."""
+    """How many of those are pushes that wait for other workers (sync, ssp)."""
     requests: dict[str, Latency] = {}
-    """By request: from its header's arrival to its answer's last byte, so a slow client or network
-    counts too, and in a push the wait for others."""
+    """Latency by request: from its header's arrival to its answer's last byte, so a slow client or
+    network counts too, and in a push the wait for others."""
     apply: Latency = Latency()
     """Time in update kernels, of one push (async, ssp, tables) or one barrier (sync)."""
     barrier_wait_s: float = 0.0
     """Sync, ssp: summed waits for other workers; large against apply_s: workers are uneven."""
     lost_updates: int = 0
     """Acknowledged updates that a restore has undone, of the clients that have pushed, joined or
-    left since. What clients had pushed that never come back is not counted."""
+    left since. Updates of clients that never come back are not counted."""
     restored_step: int = -1
     """The checkpoint that this server was filled from; -1: it was seeded."""
     resumed_step: int = -1
-    """The checkpoint of an earlier run that a client let the servers restore; -1: the run began
-    anew, whatever this server was restarted from since."""
+    """The checkpoint of an earlier run that a client let the servers restore; -1: the run is
+    new, whatever this server was restarted from since."""
     lost_s: float = 0.0
     """Seconds from that checkpoint's snapshot to the restore, by the hosts' clocks."""
     connections: int = 0

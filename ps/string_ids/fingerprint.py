@@ -157,8 +157,8 @@ def _with_block(  # noqa: PLR0913 - the state of the loop, and what differs for 
         xyz: three numbers of the state.
         v: two more.
         w: two more.
-        factor: of this block.
-        weight: of the state before it; 9 for the last block.
+        factor: factor of this block.
+        weight: weight of the state before it; 9 for the last block.
     """
     x, y, z = xyz
     x = _rotated(x + y + v[0] + _word(rows, at + 8), 37) * factor

@@ -65,7 +65,7 @@ def ids_of(table: IdSource, given: Any) -> Any:
     Integers are ids of a table of strings, too: a scan gives the hashes.
 
     Args:
-        table: whose ids they are.
+        table: the table whose ids they are.
         given: integers, strings or bytes of any shape.
 
     Raises:
@@ -76,7 +76,7 @@ def ids_of(table: IdSource, given: Any) -> Any:
         first = str(np.asarray(given, object).reshape(-1).tolist()[0])
         raise IdError(
             f"table {table.name!r} was trained with integers as ids, got the text {first!r}, whose "
-            "hash is the id of no row; convert them: np.asarray(ids).astype('int64'), or in a "
+            "hash no row has as its id; convert the ids: np.asarray(ids).astype('int64'), or in a "
             "DataFrame df.selectExpr('cast(id as bigint) as id', …)",
             {"table": table.name, "id": first},
         )

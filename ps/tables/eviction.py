@@ -111,7 +111,7 @@ class Taken(NamedTuple):
     """What a save takes of the tombstones."""
 
     number: int
-    """Of this take, from 1: the base of a save that adds to this one."""
+    """Number of this take, from 1: the base of a save that adds to this one."""
     since: int
     """Version at the base; -1: the segment must be saved whole."""
     gone: Array
@@ -148,7 +148,7 @@ class Tombstones:
 
         Args:
             base: number of the base's take; None: there is no base.
-            version: of the segment now.
+            version: version of the segment now.
         """
         reaches = self._ids is not None and base == self._num_takes
         since = self._since if reaches else -1

@@ -153,7 +153,7 @@ def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> 
     Args:
         slots: [capacity] uint64, the index.
         row_ids: [num_rows] int64, the id of each row, or longer.
-        key: of the index, uint64.
+        key: key of the index, uint64.
         wanted: [n] int64.
         rows: [n] int64; filled.
     """
@@ -189,7 +189,7 @@ def insert(slots: Array, row_ids: Array, key: int, start: int, stop: int) -> Non
     Args:
         slots: [capacity] uint64, the index; changed.
         row_ids: [at least stop] int64, the id of each row.
-        key: of the index, uint64.
+        key: key of the index, uint64.
         start: first row to enter.
         stop: end of the rows to enter.
     """
@@ -234,7 +234,7 @@ def relink(slots: Array, row_ids: Array, key: Any, row: Any, to_row: Any) -> Non
     Args:
         slots: [capacity] uint64, the index.
         row_ids: [rows] int64, the id of each row.
-        key: of the index, uint64.
+        key: key of the index, uint64.
         row: the row that the id has now.
         to_row: the row that it gets.
     """
@@ -250,8 +250,8 @@ def unlink(slots: Array, row_ids: Array, key: Any, row: Any) -> None:
     Args:
         slots: [capacity] uint64, the index.
         row_ids: [rows] int64, the id of each row.
-        key: of the index, uint64.
-        row: whose id is removed.
+        key: key of the index, uint64.
+        row: the row whose id is removed.
 
     Source: Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
     """
@@ -278,14 +278,14 @@ class HashIndex:
 
     def __init__(self) -> None:
         self.key = new_key()
-        """For the loops that remove rows."""
+        """Key for the loops that remove rows."""
         self._slots: Array = np.zeros(MIN_SLOTS, np.uint64)
         self._num_rows = 0
         self._larger: Array | None = None
-        """Of 1.5 times the size: its memory is touched step by step before it is used."""
+        """Array of 1.5 times the size; its memory is touched step by step before it is used."""
         self._touched = 0
         self._old: Array | None = None
-        """Of two thirds of the size: its entries move to the new one."""
+        """Array of two thirds of the size; its entries move to the new one."""
         self._moved = 0
         """Slots of the old array whose entries are also in the new one."""
 
@@ -374,7 +374,7 @@ class HashIndex:
 
 
 def _fits(num_rows: int, share: tuple[int, int], num_slots: int) -> bool:
-    """Whether so many rows are at most this share of the slots."""
+    """Whether that many rows are at most this share of the slots."""
     return num_rows * share[1] <= num_slots * share[0]
 
 

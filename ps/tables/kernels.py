@@ -100,7 +100,7 @@ def evict(  # a compiled loop takes arrays, not objects
     Args:
         slots: [capacity] uint64, the index without growth in progress; changed.
         row_ids: [num_rows] int64, the id of each row; changed.
-        key: of the index, uint64.
+        key: key of the index, uint64.
         versions: [num_rows] int64; changed.
         slab: [capacity, width] of the table's dtype, capacity >= num_rows; changed.
         victims: [n] int64, row numbers, ascending, each once.
@@ -285,7 +285,7 @@ def add_weighted(  # a compiled loop takes arrays, not objects
         inverse: [n] int32.
         weight: [1] of the table's dtype.
         last: [num_unique] int32, the number of the term that was added last; changed.
-        number: of this term; no other term has it.
+        number: number of this term; no other term has it.
         out: [num_unique, dim] of the table's dtype, at first zeros; changed.
 
     Returns:

@@ -104,7 +104,7 @@ class Quota:
         rest = "; raise the limit, add servers, or set when_full='lru'"
         if spec.when_full == "lru":
             rest = (
-                ", for which rows of its own would have to go; push fewer ids at once, raise the "
+                ", which would evict rows of the same push; push fewer ids at once, raise the "
                 "limit, or add servers"
             )
         return TableFull(

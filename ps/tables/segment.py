@@ -62,7 +62,7 @@ class Segment:
         slots: [width - dim] of the table's dtype, a row's initial slots; see row_starts.
         quota: limit of the rows of all segments of one server.
         clock: returns monotonic seconds, for the time to live.
-        num_segments: that share the quota.
+        num_segments: number of segments that share the quota.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Segment:
         """Create rows with these values and initial slots, admitted or not: all new ones or none.
 
         An id that has a row keeps it. It is no step of the rule, so the version stays; the next
-        save writes the segment whole, and the time to live of all rows begins anew.
+        save writes the segment whole, and the time to live of all rows starts again.
 
         Args:
             ids: [n] int64, each id once.

@@ -430,8 +430,8 @@ def make_tables(
 
     Args:
         manifest: has the tables.
-        rank: of the server.
-        num_servers: that share the tables.
+        rank: rank of the server.
+        num_servers: number of servers that share the tables.
         segments: by table, instead of this machine's choice; those of a checkpoint.
     """
     chosen = segments or {}

@@ -131,9 +131,9 @@ def check_peer(certificate: Any, role: str, rank: int) -> None:
     """Refuse a peer whose certificate is for another role or rank than the peer claims.
 
     Args:
-        certificate: as of `check_cluster`.
-        role: that the peer claims, as in `rpc.Identity`.
-        rank: that it claims.
+        certificate: see `check_cluster`.
+        role: the role that the peer claims, as in `rpc.Identity`.
+        rank: the rank that it claims.
 
     Raises:
         AuthError: the certificate names neither.

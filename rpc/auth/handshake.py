@@ -348,7 +348,7 @@ class ClientHandshake:
             raise AuthError(_settings_text("server", answer, self._asked))
         # A server may drop an option that was requested, never add one.
         if answer[_OPTIONS_AT] & ~self._options:
-            raise ProtocolError(f"the server chose options {answer[_OPTIONS_AT]:#x} by itself")
+            raise ProtocolError(f"the server added options of its own: {answer[_OPTIONS_AT]:#x}")
         peer = _peer(self._credentials, answer)
         client_key, server_key = _keys(self._credentials, self._greeting + self._message + answer)
         options = HandshakeOptions(answer[_OPTIONS_AT])

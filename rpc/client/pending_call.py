@@ -180,8 +180,8 @@ class PendingCall(Exchange):
         """Set the outcome, once: later calls are ignored.
 
         Args:
-            reply: of a successful call.
-            error: of a failed one.
+            reply: reply of a successful call.
+            error: error of a failed one.
             broken: whether the connection cannot be used any more.
         """
         if self.settled:

@@ -5,7 +5,7 @@ from a packed environment.
 Does not: know numba (rpc.jit.kernel_cache).
 Threads: any; the choice is made once.
 
-numba's files are pickle: who can write them, or put another directory in their place, runs code.
+numba's files are pickle: anyone who can write or replace them runs code.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CacheDirectory:
 
     Args:
         room: directory of the installed package.
-        digest: of all that the kernels are made from.
+        digest: digest of all that the kernels are made from.
     """
 
     def __init__(self, room: Path, digest: str) -> None:
@@ -188,7 +188,7 @@ class CacheDirectory:
         owners = (os.geteuid(), 0)
         if not path.is_relative_to(self._room):
             return why_unsafe(path, owners)
-        # Who can change the package itself runs code in this process anyway.
+        # Anyone who can change the package itself runs code in this process anyway.
         return why_unsafe(path, (*owners, self._room.stat().st_uid), below=self._room)
 
     def _is_usable(self, path: Path) -> bool:

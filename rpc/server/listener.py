@@ -126,9 +126,9 @@ class Listener:
         told = reached_at(host)
         if not told:
             raise SettingsError(
-                f"{host or 'an empty address'} listens at all addresses of this host, which has no "
-                "route by which to choose the one that peers are told: name the address that peers "
-                "reach, or 127.0.0.1 for peers on this host alone"
+                f"{host or 'an empty address'} listens on all addresses of this host, which has no "
+                "route to choose the one to announce to peers: name the address that peers reach, "
+                "or 127.0.0.1 for peers on this host alone"
             )
         acceptor = TcpAcceptor(host, port, self._limits)
         self._acceptors.append(self._guarded(acceptor))

@@ -90,7 +90,7 @@ class Call:
         if len(meta) > self._limits.max_meta_bytes:
             raise ValueError(
                 f"reply meta has {len(meta)} bytes, max_meta_bytes={self._limits.max_meta_bytes};"
-                " large data belongs into the payload"
+                " large data belongs in the payload"
             )
         views = as_views(buffers) if buffers else ()
         if self.before_reply is not None:

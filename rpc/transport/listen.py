@@ -103,7 +103,7 @@ class SocketAcceptor:
 
     Args:
         sock: bound, not listening yet.
-        limits: of the streams that are accepted.
+        limits: limits of the streams that are accepted.
     """
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
@@ -145,12 +145,12 @@ def bound_tcp(host: str, port: int, limits: Limits) -> socket.socket:
 
     Raises:
         PortInUse: another socket holds the port; the text names the holder where /proc shows it.
-        SettingsError: the port is none.
+        SettingsError: the port is not valid.
         OSError: the host is not an address of this machine, or this user may not bind the port; the
             text has both.
     """
     if not 0 <= port < 1 << 16:  # getaddrinfo takes it modulo 65536
-        raise SettingsError(f"port {port} is none: choose one in 0..65535, 0 for any free one")
+        raise SettingsError(f"port {port} is not valid: choose one in 0..65535, 0 for any free one")
     where = f"{bracketed(host)}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -190,7 +190,7 @@ class TcpAcceptor(SocketAcceptor):
     """Listens on host:port; port 0 lets the kernel choose."""
 
     def __init__(self, host: str, port: int, limits: Limits) -> None:
-        """Bind; arguments and errors as of `bound_tcp`."""
+        """Bind; for arguments and errors see `bound_tcp`."""
         sock = bound_tcp(host, port, limits)
         super().__init__(sock, limits)
         self.port: int = sock.getsockname()[1]
@@ -204,7 +204,7 @@ class UnixAcceptor(SocketAcceptor):
 
         Args:
             directory: parent of the socket's private directory; None: the temporary one.
-            limits: of the streams that are accepted.
+            limits: limits of the streams that are accepted.
 
         Raises:
             OSError: the directory cannot be made, or its path is too long for a Unix socket.

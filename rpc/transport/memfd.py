@@ -118,7 +118,7 @@ class SharedMemory:
         """Map a peer's segment for reading.
 
         Args:
-            descriptor: of the segment; the caller closes it.
+            descriptor: descriptor of the segment; the caller closes it.
             num_bytes: size that the peer announced.
 
         Raises:
@@ -128,7 +128,7 @@ class SharedMemory:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
             raise ProtocolError(
-                f"the peer announced shared memory of {num_bytes} bytes, its descriptor is of "
+                f"the peer announced shared memory of {num_bytes} bytes, its descriptor has "
                 f"mode {status.st_mode:o} and {status.st_size} bytes"
             )
         try:

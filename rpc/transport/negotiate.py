@@ -20,7 +20,7 @@ def options_for(transport: str, limits: Limits) -> HandshakeOptions:
 
     Args:
         transport: the stream's `transport`; only "unix" can become shared memory.
-        limits: of this side.
+        limits: limits of this side.
     """
     if transport == "unix" and limits.shared_ring_bytes and not cannot_share():
         return HandshakeOptions.SHARE
@@ -38,7 +38,7 @@ def upgraded(
     Args:
         stream: the stream of the handshake.
         session: the handshake's result.
-        limits: of this side.
+        limits: limits of this side.
         deadline: in seconds of time.monotonic.
         first: whether this is the server's side.
 

@@ -15,9 +15,10 @@ Each side makes one segment, which it alone writes and the other side only reads
 
 The Unix socket becomes the doorbell: a byte on it means "read the counters again", and its end is
 the end of the stream. It is rung once for each time that the peer sleeps or is about to: a system
-call that wakes nobody costs as much as copying 100 KB. Who sleeps says so first and then reads the
-counters once more; who moves bytes stores its counter first and then reads whether the peer sleeps.
-One of both sees the other's store, as each has a fence between its own two steps. A writer is woken
+call that wakes nobody costs as much as copying 100 KB. A side that sleeps says so first and then
+reads the counters once more. A side that moves bytes stores its counter first and then reads
+whether the peer sleeps. One of them sees the other's store, as each has a fence between its own
+two steps. A writer is woken
 when half of its ring is free, and not for each chunk; one whose time ends before finds less room.
 
 A writer stores a counter after the bytes that it counts, which is enough on x86 (see memfd). A byte

@@ -177,7 +177,7 @@ class SocketStream:
             raise TransportError(f"{self.peer_address} took {sent} of {len(data)} bytes")
 
     def receive_with(self, num_bytes: int) -> tuple[bytes, int | None] | None:
-        """Receive at most so many bytes and a descriptor; None if it would block.
+        """Receive at most this many bytes and a descriptor; None if it would block.
 
         The descriptor is the caller's to close.
         """
@@ -334,7 +334,7 @@ def dial_unix(path: str, *, limits: Limits) -> SocketStream:
     """Connect to a Unix socket without waiting.
 
     Args:
-        path: of the socket.
+        path: path of the socket.
         limits: sizes of the socket's buffers.
 
     Raises:

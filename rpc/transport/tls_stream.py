@@ -34,7 +34,7 @@ MAX_RECORDS = 2**24
 _CHUNK_BYTES = 64 * 1024
 _RECORD_BYTES = 16 * 1024
 _RECORD_HEAD_BYTES = 5
-"""Of every TLS record: type, version, and the length of what follows (RFC 8446, section 5.1)."""
+"""Head of every TLS record: type, version, length of what follows (RFC 8446, section 5.1)."""
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "BAD_RECORD_TYPE"}
 
 
@@ -68,15 +68,15 @@ class TlsStream(RecordStream):
         self._may_have_bytes = False
         """Whether bytes have arrived since TLS last needed more."""
         self._head = b""
-        """Of the head of the record that arrives, while it is not complete."""
+        """Received part of the arriving record's head, while that is not complete."""
         self._missing_bytes = 0
-        """Of the record that arrives, once its head is complete."""
+        """Missing bytes of the arriving record, once its head is complete."""
         self._has_received = False
         """Whether the peer has sent a record inside TLS."""
         self._records_left = MAX_RECORDS
-        """That this side may send."""
+        """Number of records that this side may still send."""
         self._peers_records_left = MAX_RECORDS
-        """That the peer may send, or fewer: one that is read in two parts counts twice."""
+        """Number that the peer may still send, or fewer: one read in two parts counts twice."""
 
     @property
     def is_nearly_used(self) -> bool:

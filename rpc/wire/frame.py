@@ -154,7 +154,7 @@ class Sealer:
         """Return header and meta of the next frame.
 
         Args:
-            kind: of the frame.
+            kind: kind of the frame.
             request_id: chosen by the client.
             meta: encoded message.
             payload_bytes: length of the payload that the caller sends after it.
@@ -175,7 +175,7 @@ class Opener:
     """Verifies one direction's frames; counts them.
 
     Args:
-        key: of this direction, from the handshake.
+        key: key of this direction, from the handshake.
         limits: sizes that are accepted.
     """
 

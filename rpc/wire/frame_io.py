@@ -130,7 +130,7 @@ class FrameWriter:
         """Append one frame to what is pending.
 
         Args:
-            kind: of the frame.
+            kind: kind of the frame.
             request_id: chosen by the client.
             meta: encoded message.
             payload: flat byte views; they must stay unchanged until they are sent.
@@ -276,7 +276,7 @@ class FrameChannel:
         *,
         more: bool = False,
     ) -> None:
-        """Send one whole frame; arguments as of `FrameWriter.queue`.
+        """Send one whole frame; arguments: see `FrameWriter.queue`.
 
         Raises:
             DeadlineExceeded: the peer takes the bytes too slowly.

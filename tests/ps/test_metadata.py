@@ -189,8 +189,8 @@ def test_what_is_no_note_is_refused():
             pushed("a", "x" * MAX_PUSHED_LENGTH)
         request = messages.SetMetadata(Number(1, 1), "a")
         for server, payload, match in (
-            (0, b"{", "metadata 'a' is no JSON"),
-            (0, b'"\xff"', "metadata 'a' is no JSON"),
+            (0, b"{", "metadata 'a' is not JSON"),
+            (0, b'"\xff"', "metadata 'a' is not JSON"),
             (0, b"1" * (MAX_ENTRY_BYTES + 1), "the limit is 1048576"),
             (1, b"1", "metadata is kept on ps:0, this is ps:1"),
         ):
@@ -212,7 +212,7 @@ def test_their_number_and_size_are_bounded():
     kept = Metadata()
     for number in range(MAX_ENTRIES):
         kept.put_once(1, number + 1, f"n{number}", "1")
-    with pytest.raises(PSSettingsError, match="one more than the 4096"):
+    with pytest.raises(PSSettingsError, match="exceed the limit of 4096"):
         kept.check_room("other", "1")
     kept.check_room("n5", "22")
     kept.put("n5", "null")
@@ -261,7 +261,7 @@ def test_a_push_whose_metadata_has_no_room_counts_at_every_server(
         other, refused = run_all(partial(step, 0), partial(step, 1, pushed("more", 2)))
         assert other is None
         assert isinstance(refused, PSSettingsError), refused
-        assert "one more than the 1 that may be kept" in str(refused)
+        assert "exceed the limit of 1 names" in str(refused)
         assert "the push counts at every server" in str(refused)
         first = bed.pulled(clients[0])["trainable"]
         assert len(set(first)) == 1, "as often at one server as at the other"
@@ -282,7 +282,7 @@ def test_a_repeated_push_hears_again_that_its_metadata_is_not_kept(
         ones = filled(MANIFEST, 1.0)["trainable"]
         request = messages.Push(MANIFEST.hash(), Number(7, 1), 1, HYPER, metadata=pushed("more", 2))
         for _ in range(2):
-            with pytest.raises(RemoteError, match="one more than the 1"):
+            with pytest.raises(RemoteError, match="exceed the limit of 1"):
                 raw_call(bed, 0, request, [ones])
             assert set(bed.pulled(client)["trainable"]) == {np.float32(1.0)}
 
@@ -365,7 +365,7 @@ def test_a_snapshot_of_a_ps_0_that_lacks_notes_of_the_run_is_not_saved(
             bed.restart(0, tmp_path)
 
         monkeypatch.setattr(MetadataClient, "bring", restart_after)
-        with pytest.raises(CheckpointError, match="started again while"):
+        with pytest.raises(CheckpointError, match="started again during"):
             client.save(tmp_path, 1)
         monkeypatch.undo()
         client.save(tmp_path, 1)

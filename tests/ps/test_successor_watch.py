@@ -120,9 +120,9 @@ def test_a_look_that_hangs_is_waited_for_once_and_told_once(storage, watch, monk
     assert watch.successor() is None
     (message,) = told(caplog)
     assert message == (
-        f"{storage.where()} has not answered for 0.3 s: ps:0 serves on, and cannot see whether "
-        f"another process has replaced it. End this one (pid {os.getpid()}) before another one is "
-        "started in its place"
+        f"{storage.where()} has not answered for 0.3 s: ps:0 continues to serve, and cannot see "
+        f"whether another process has replaced it. End this one (pid {os.getpid()}) before you "
+        "start another one instead"
     )
     replace(storage)
     storage.answers.set()
@@ -140,7 +140,7 @@ def test_a_directory_that_fails_holds_up_nothing_and_is_told_with_its_error(
     assert watch.successor() is None
     assert watch.successor() is None
     (message,) = told(caplog)
-    assert "cannot be read ([Errno 116] Stale file handle): ps:0 serves on" in message
+    assert "cannot be read ([Errno 116] Stale file handle): ps:0 continues to serve" in message
     storage.error = None
     wait_until(lambda: len(told(caplog)) == 2)
     assert told(caplog)[1] == f"{storage.where()} answers again"

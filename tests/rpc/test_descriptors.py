@@ -78,7 +78,7 @@ def test_a_process_that_may_not_open_enough_files_says_so_at_once(
     assert run.returncode == 1
     error = run.stderr.strip().splitlines()[-1]
     assert error.partition("SettingsError: ")[2].startswith(f"{who} needs a limit of ")
-    told = f" open files for {num_connections} connections, the hard limit of this process is"
+    told = f" open files for {num_connections} connections, but the hard limit of this process is"
     assert f"{told} {hard} " in error
     needed = int(error.partition("a limit of ")[2].split()[0])
     assert num_connections + 64 < needed < 2 * num_connections + 200

@@ -127,7 +127,7 @@ class HdfsRequest:
     action: str
     """A verb: "read"."""
     path: str
-    """With scheme and authority."""
+    """Path with scheme and authority."""
 
 
 class Requests:

@@ -43,10 +43,10 @@ def credential_names(environ: Mapping[str, str]) -> str:
 def keytab_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return principal and path of the user's keytab; None: tokens or a ticket are used.
 
-    A keytab outlives all tokens: who names one wants it, also where YARN has set a token file.
+    A keytab outlives all tokens: a user who names one wants it, even if YARN has set a token file.
 
     Args:
-        environ: may name a keytab; one that cannot be read is told by `next_step`.
+        environ: may name a keytab; `next_step` reports one that cannot be read.
     """
     if not environ.get(KEYTAB):
         return None
@@ -88,7 +88,7 @@ def asks_for_kerberos(host: str, port: int) -> bool:
 
     Args:
         host: name or address.
-        port: of its RPC.
+        port: port of its RPC.
 
     Returns:
         True if it takes Kerberos alone; False if it takes a user's word, or said nothing.
@@ -120,7 +120,7 @@ def next_step(namenode: NameNode, environ: Mapping[str, str]) -> str:
     """Return what is wrong with the user's credentials, as far as files tell, and what to do.
 
     Args:
-        namenode: that refused them.
+        namenode: the NameNode that refused them.
         environ: names the files.
     """
     name = environ.get(TOKEN_FILE)

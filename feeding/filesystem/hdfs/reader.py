@@ -1,6 +1,6 @@
 """HDFS reader: one open file, read by ranges, with retries while replicas are unavailable.
 
-hdfs-native goes on with another replica by itself. If all replicas or the NameNode are unavailable
+hdfs-native goes on with another replica on its own. If all replicas or the NameNode are unavailable
 for a while, the reader repeats the range on a new client.
 Threads: any.
 """

@@ -87,7 +87,7 @@ class QuotedRows:
         return QuotedBlock(block.data[first:last], block.first_byte + first, line, self)
 
     def end_of(self, block: LineBlock, num_rows: int) -> int:
-        """Return the offset after so many rows of a block, its header included.
+        """Return the offset after this many rows of a block, its header included.
 
         Args:
             block: whole rows.
@@ -152,8 +152,8 @@ class QuotedRowReader(LineReader):
         if not end and len(held) > self._limits.max_line_bytes:
             raise DataError(
                 f"{self._name}: the row at byte {at} has more than {len(held)} bytes, "
-                f"max_line_bytes is {self._limits.max_line_bytes}; the rest of the file is left "
-                "out; look for a quote that is not closed"
+                f"max_line_bytes is {self._limits.max_line_bytes}. The rest of the file is left "
+                "out; look for an unclosed quote"
             )
         return int(end)
 

@@ -115,7 +115,7 @@ def pass_rows(
         phase: state before it.
         delimiter: byte between values.
         escape: byte, or -1.
-        most_rows: stop after so many.
+        most_rows: stop after this many.
 
     Returns:
         (rows whose line end was read, offset after the last line end or 0, state at the end).

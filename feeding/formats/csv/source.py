@@ -104,7 +104,7 @@ class CsvSource(LineSource):
         ]
         for name in request.nulls:
             if name not in types:
-                raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(types)}")
+                raise FeedSettingsError(f"nulls: {name!r} is not one of the columns {list(types)}")
         self._convert = pa_csv.ConvertOptions(
             column_types=types,
             include_columns=list(types),

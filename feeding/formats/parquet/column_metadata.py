@@ -32,7 +32,7 @@ def check_column_metadata(path: str, data: bytes, metadata: pq.FileMetaData) -> 
     """Compare the columns of all row groups with the schema: type, level histograms, encryption.
 
     Args:
-        path: of the file.
+        path: path of the file.
         data: the footer.
         metadata: the same, parsed by pyarrow.
 

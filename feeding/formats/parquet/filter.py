@@ -34,7 +34,7 @@ class RowFilter:
             must hold; or a pyarrow.compute expression.
 
     Raises:
-        FeedSettingsError: `filters` is none of these.
+        FeedSettingsError: `filters` is not one of these.
     """
 
     def __init__(self, filters: Any) -> None:
@@ -89,7 +89,7 @@ class RowFilter:
 
         Args:
             footer: a Parquet file without its pages.
-            schema: of the rows, constants included.
+            schema: schema of the rows, constants included.
             constants: values by column of the columns that are constant in the file.
 
         Raises:

@@ -87,9 +87,9 @@ class ColumnChunk:
     Args:
         start: offset of its first page.
         stop: offset behind its last page.
-        uncompressed_bytes: of its pages.
+        uncompressed_bytes: size of its pages before compression.
         num_values: with nulls.
-        value_bytes: of one decoded value; of text, its offset.
+        value_bytes: size of one decoded value; for text, of its offset.
         is_repeated: whether a row has any number of values.
     """
 
@@ -118,8 +118,8 @@ class Footer:
     """The footer of one file.
 
     Args:
-        path: of the file.
-        size_bytes: of the whole file.
+        path: path of the file.
+        size_bytes: size of the whole file.
         tail: bytes from the footer to the end of the file, as pyarrow gets them.
         metadata: the same, parsed.
     """
@@ -206,7 +206,7 @@ class Footer:
 
         Args:
             group: index of the row group.
-            names: of the columns that must have none.
+            names: names of the columns that must have none.
 
         Raises:
             DataError: names file, row group, column and number of nulls; or a name is damaged.
@@ -232,7 +232,7 @@ class Footer:
             return str(column.path_in_schema)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path}: row group {group}: the name of a column is no text: {error}; the "
+                f"{self.path}: row group {group}: the name of a column is not text: {error}; the "
                 "file is damaged"
             ) from None
 
@@ -364,7 +364,7 @@ def read_footers(
     """Yield the files with their footers, in order; the policy may skip damaged files.
 
     Args:
-        files: of the data set.
+        files: files of the data set.
         cache: gets the footers.
         bad: policy for damaged files.
 

@@ -30,7 +30,7 @@ class PageFacts(NamedTuple):
     Args:
         all_coded: whether all values are dictionary codes.
         begins_coded: whether the first ones are.
-        dictionary_bytes: of the dictionary, before compression.
+        dictionary_bytes: size of the dictionary before compression.
         prefixed: its pages with prefixes.
     """
 
@@ -41,7 +41,7 @@ class PageFacts(NamedTuple):
 
     @property
     def prefixed_bytes(self) -> int:
-        """Of the largest page with prefixes; no text of it is longer."""
+        """Size of the largest page with prefixes; no text in it is longer."""
         return max((page.size_bytes for page in self.prefixed), default=0)
 
 

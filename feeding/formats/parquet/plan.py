@@ -44,8 +44,8 @@ class ParquetRequest:
         columns: names; None: all stored columns, and the keys of directories.
         filters: see RowFilter.
         nulls: value that replaces a null, by column; other columns refuse nulls.
-        shapes: of one row of a list column, by name; None as a shape: ragged. Other list columns
-            get their shape from the files.
+        shapes: shape of one row of a list column, by name; None as a shape: ragged. Other list
+            columns get their shape from the files.
         partitions: whether keys of directories are columns.
     """
 
@@ -83,7 +83,7 @@ class ParquetPlan:
 
     Args:
         request: the user's.
-        footer: of the first file.
+        footer: footer of the first file.
         partitions: the columns of directory names.
 
     Raises:
@@ -108,7 +108,7 @@ class ParquetPlan:
         self._given = {name: partitions[name] for name in names if name in partitions}
         for name in request.nulls:
             if name not in names:
-                raise FeedSettingsError(f"nulls: {name!r} is none of the columns {list(names)}")
+                raise FeedSettingsError(f"nulls: {name!r} is not one of the columns {list(names)}")
         for name in request.shapes:
             column = self._stored.get(name)
             if column is None or not column.has_rows_of_items or column.has_lists_of_texts:
@@ -131,7 +131,7 @@ class ParquetPlan:
             and name not in request.shapes
         )
         self._julian: dict[str, list[StoredColumn]] = {}
-        """By file, the columns of dates and timestamps that may be of the Julian calendar."""
+        """Columns of dates and timestamps that may use the Julian calendar, by file."""
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # raises for a type that cannot be read
@@ -240,7 +240,7 @@ class ParquetPlan:
 
         Args:
             batch: decoded rows.
-            path: of their file.
+            path: path of their file.
         """
         if self._filter is None:
             return batch
@@ -257,8 +257,8 @@ class ParquetPlan:
 
         Args:
             batch: n rows.
-            most_bytes: that the dense vectors of a part of several rows take.
-            most_row_bytes: that a dense vector takes.
+            most_bytes: most bytes of the dense vectors of a part of several rows.
+            most_row_bytes: most bytes of a dense vector.
 
         Raises:
             BadValue: a vector would take more.
@@ -281,7 +281,7 @@ class ParquetPlan:
 
         Args:
             batch: n decoded rows.
-            path: of their file.
+            path: path of their file.
 
         Raises:
             BadValue: a value does not fit; names the column.
@@ -301,7 +301,7 @@ class ListLengths:
     """Finds out which list columns have rows of one length in all files.
 
     Args:
-        columns: of lists or vectors, without a shape in the request.
+        columns: columns of lists or vectors, without a shape in the request.
     """
 
     def __init__(self, columns: Iterable[StoredColumn]) -> None:

@@ -33,7 +33,7 @@ class PrefixedPage(NamedTuple):
         stop: offset behind them.
         size_bytes: before compression.
         num_values: with nulls.
-        level_bytes: of its levels, which are not compressed; None: they are, before the text.
+        level_bytes: size of its uncompressed levels; None: they are compressed, before the text.
     """
 
     start: int

@@ -41,7 +41,7 @@ class HeldRanges(io.RawIOBase):
     """Some ranges of a file in memory, as a seekable file object.
 
     Args:
-        size_bytes: of the whole file.
+        size_bytes: size of the whole file.
         parts: offset and bytes of each range; they do not overlap.
     """
 
@@ -73,7 +73,7 @@ class HeldRanges(io.RawIOBase):
 
         Args:
             offset: bytes, relative to `whence`.
-            whence: as of `io.IOBase.seek`.
+            whence: see `io.IOBase.seek`.
         """
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset

@@ -116,7 +116,7 @@ def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
         room: lines that begin at or after this byte do not count.
         phase: state of the line at `begin`.
         blank: whether lines without content are rows.
-        most_rows: stop after so many.
+        most_rows: stop after this many.
 
     Returns:
         (rows whose line end was read, offset of the next line, its state).
@@ -141,7 +141,7 @@ def _pass_rows(  # noqa: PLR0913 - a compiled function takes no object
 
 @kernel
 def _pass_all(buffer: Array, begin: int, filled: int, room: int, phase: int, blank: bool) -> Any:
-    """As `_pass_rows` of all rows, but vectorised where no line can be blank."""
+    """Like `_pass_rows` of all rows, but vectorised where no line can be blank."""
     if begin < filled < room and phase not in (_PASSED, _OVER):
         first, last = buffer[begin], buffer[filled - 1]
         ends, doubts = int(first == _LF), int(first in (_LF, _CR)) + int(last == _CR)

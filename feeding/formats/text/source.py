@@ -112,7 +112,7 @@ class LineSource:
         Args:
             file: the open file.
             start: byte of the file, 0 for compressed ones.
-            ahead_until: as of ReadAhead.
+            ahead_until: see ReadAhead.
         """
         ahead = ReadAhead(file, DEFAULTS, begin=max(start - 1, 0), ahead_until=ahead_until)
         if start or not is_gzip(file.read_range(0, 2)):
@@ -130,7 +130,7 @@ class LineSource:
         Args:
             file: open file; the caller closes it.
             span: first byte of the range, and its end, excluded; None: the file's end.
-            ahead_until: as of ReadAhead; None: the range's end.
+            ahead_until: see ReadAhead; None: the range's end.
         """
         stream = self.stream(file, span[0], span[1] if ahead_until is None else ahead_until)
         if isinstance(stream, GzipBytes):
@@ -141,7 +141,7 @@ class LineSource:
         """Yield the rows of a split; the policy may skip bad lines.
 
         Args:
-            split: of the file.
+            split: split of the file.
             file: open file; the caller closes it.
             parse: makes columns of lines.
         """

@@ -46,7 +46,7 @@ class Feature:
         dtype: "float32", "float64", "float16" (from a FloatList), an integer dtype or "bool" (from
             an Int64List) or "bytes" (from a BytesList).
         shape: of one record's value; () for one number. None: ragged.
-        default: value of records without the feature; None: such a record is damaged (in a ragged
+        default: value of records without the feature; None: they are damaged (in a ragged
             column it is an empty row).
     """
 
@@ -145,7 +145,7 @@ def value_counts(buffer: Array, name: str, kind: int, spans: Array, why: str) ->
 
     Args:
         buffer: uint8, holds the records.
-        name: of the feature, for messages.
+        name: name of the feature, for messages.
         kind: field number of the list that it must have.
         spans: int64[2, n], start and end of the feature in each record.
         why: end of the message if it has another list.
@@ -185,7 +185,7 @@ def numbers_of(buffer: Array, name: str, kind: int, spans: Array, offsets: Array
 
     Args:
         buffer: uint8, holds the records.
-        name: of the feature, for messages.
+        name: name of the feature, for messages.
         kind: FLOATS or INTS.
         spans: int64[2, n], start and end of the feature in each record.
         offsets: int64[n + 1], of the records in the result.
@@ -266,8 +266,8 @@ def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None)
     """Return values converted to a dtype.
 
     Args:
-        name: of the feature, for messages.
-        dtype: of the result.
+        name: name of the feature, for messages.
+        dtype: dtype of the result.
         values: [items], float32 or int64.
         offsets: int64[n + 1], of the records in `values`; None: one value per record.
 

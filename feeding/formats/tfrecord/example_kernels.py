@@ -7,7 +7,7 @@ Threads: any; pure, releases the GIL.
 The bytes are untrusted: every read checks its bounds first.
 
 Wire format (protobuf.dev/programming-guides/encoding): a tag is field * 8 + type; type 0 is a
-varint, 1 and 5 are 8 and 4 bytes, 2 is a length and so many bytes.
+varint, 1 and 5 are 8 and 4 bytes, 2 is a length and that many bytes.
     Example  { 1: Features }
     Features { 1: entry { 1: key, 2: Feature } repeated }
     Feature  { one of 1: BytesList, 2: FloatList, 3: Int64List }, each { 1: value repeated }
@@ -371,7 +371,7 @@ def _opens(buffer: Array, at: int, tag: int, num_bytes: int) -> Any:
 
 @kernel
 def copy_ints(buffer: Array, spans: Array, offsets: Array, out: Array) -> int:
-    """Copy a column's integers to out[offsets[i]:], int64[items]; arguments as of `copy_floats`.
+    """Copy a column's integers to out[offsets[i]:], int64[items]; arguments: see `copy_floats`.
 
     Returns:
         The index of a record with a varint of more than ten bytes, -1 if there is none.

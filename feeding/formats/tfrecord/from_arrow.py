@@ -33,7 +33,7 @@ class ExampleEncoder:
     """Encodes batches as framed records.
 
     Args:
-        schema: of the batches; every field becomes a feature.
+        schema: schema of the batches; every field becomes a feature.
 
     Raises:
         FeedSettingsError: a tf.Example cannot hold a column's type.

@@ -62,7 +62,7 @@ def opened_records(
         listed: the whole file.
         bad: policy for damaged records.
         limits: bound records and compression.
-        ahead_until: as of ReadAhead; None: the range's end.
+        ahead_until: see ReadAhead; None: the range's end.
 
     Raises:
         DataError: a record is damaged and the policy is to fail.

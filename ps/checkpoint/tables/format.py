@@ -32,7 +32,7 @@ from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 Array = np.ndarray[Any, Any]
 
 MAX_COUNTS_NBYTES = 8 << 20
-"""Of the widest sketch of ps.tables.admission."""
+"""Size of the widest sketch of ps.tables.admission."""
 
 
 class PieceRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -171,7 +171,7 @@ def read_piece(
 
     Args:
         file: open for reading, at the piece's position.
-        path: of the file, for messages.
+        path: path of the file, for messages.
         spec: the table.
         record: the segment's entry in the index.
         piece: the piece's entry.
@@ -208,7 +208,7 @@ def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecor
 
     Args:
         file: open for reading, at the counts' position.
-        path: of the file, for messages.
+        path: path of the file, for messages.
         spec: the table.
         record: the segment's entry in the index.
     """
@@ -217,11 +217,11 @@ def read_counts(file: BinaryIO, path: str, spec: TableSpec, record: SegmentRecor
 
 
 def read_checked(file: BinaryIO, path: str, expected: tuple[int, str], what: str) -> bytes:
-    """Read so many bytes of this digest.
+    """Read bytes of a known number and digest.
 
     Args:
         file: open for reading, at the right position.
-        path: of the file, for messages.
+        path: path of the file, for messages.
         expected: bytes and digest.
         what: names the part in messages.
     """

@@ -10,7 +10,7 @@ evict the oldest rows while older steps are still unread.
 
 With the same numbers of servers and segments the restored state is the saved one. Otherwise rows,
 slots and versions are. A table's step is then the largest of its segments', which differ only by
-pushes in flight, and ids without a row are counted anew. A row's time to live starts again in any
+pushes in flight, and ids without a row are counted from 0. A row's time to live starts again in any
 case.
 """
 

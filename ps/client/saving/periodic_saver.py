@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _EXPECTED = (PSError, RpcError, OSError)
-"""Any other failure, as of a process without threads or memory, is tried again too, and logged with
+"""Any other failure, as in a process without threads or memory, is tried again too, and logged with
 its traceback: the end of this thread would be the end of all saves."""
 _RETRY_S = 1.0
-"""After the first save that failed; doubled with each further one, up to the plan's period."""
+"""Pause after the first failed save; doubled with each further one, up to the plan's period."""
 _MAX_DOUBLINGS = 16
 ASKED_TRIES = 4
 """Of a save that somebody waits for: 1, 2 and 4 s apart, enough for a server that is restarted."""
@@ -52,10 +52,10 @@ class Period:
     every_s: float
     """Seconds between saves."""
     every_steps: int = 0
-    """Also after so many updates of the dense parameters; 0: by time alone."""
+    """Save also after this many updates of the dense parameters; 0: by time alone."""
     options: SaveOptions = DEFAULT_OPTIONS
     timeout_s: float = DEFAULT_SAVE_TIMEOUT_S
-    """For one save."""
+    """Timeout of one save."""
 
 
 class PeriodicSaver:
@@ -134,10 +134,10 @@ class PeriodicSaver:
         """
         with self._lock:
             if self._holders:
-                return "a micro-batch is in progress, and is saved whole once it is trained"
+                return "a micro-batch is in progress; it is saved whole after it is trained"
             error = self._save()
         if not error and self._saved_step < 0:
-            return "the servers hold no parameters yet; ask again once the first step is made"
+            return "the servers hold no parameters yet; try again after the first step"
         return error
 
     @property
@@ -208,7 +208,7 @@ class PeriodicSaver:
         return self._saves_last and self._is_seeded_at_last()
 
     def _is_seeded_at_last(self) -> bool:
-        """Whether there is something to save at the end; why that cannot be known is told."""
+        """Whether there is something to save at the end; logs why, if that cannot be known."""
         try:
             with self._lock:
                 client = self._client()
@@ -218,8 +218,8 @@ class PeriodicSaver:
         except Exception as error:
             self._last_error = _text(error)
             _logger.warning(
-                "the parameters were not saved, also not at the end: %s; %s. Look at the logs of "
-                "the servers",
+                "the parameters were not saved, not even at the end: %s; %s. Look at the servers' "
+                "logs",
                 error,
                 self._newest,
                 exc_info=not isinstance(error, _EXPECTED),

@@ -71,19 +71,19 @@ class Servers(Protocol):
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """What becomes of a save, and of those before it."""
+    """What a save holds, and what happens to earlier ones."""
 
     keep: int | None = None
     """Newest complete checkpoints to keep, with what they need; None: all."""
     full_every: int = 1
-    """Every so many saves one holds all buckets, those between only what has changed since the
-    last. 1: all are full. Larger: smaller saves, more files to read at a restore."""
+    """One save in this many holds all buckets, the others only what has changed since the last. 1:
+    all are full. Larger: smaller saves, more files to read at a restore."""
     nobody_trains: bool = False
-    """The workers are gone and what they left half done stays so: servers that are a clock apart
-    are saved as they are, and a clipped gradient that waits for its norms is left out."""
+    """Whether the workers are gone and their last steps stay incomplete: servers that are a clock
+    apart are saved as they are, and a clipped gradient that waits for its norms is left out."""
     score: Score | None = None
-    """What the parameters were measured at. It makes a checkpoint also of what the last one holds
-    already, and `keep` never counts the best one of a metric."""
+    """Score of the parameters. With it a checkpoint is made even if nothing has changed since the
+    last one, and `keep` never counts the best one of a metric."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -113,9 +113,9 @@ class _Place:
     base: Base | None = None
     """The last checkpoint that was committed here."""
     manifest: Manifest | None = None
-    """Of that checkpoint."""
+    """Manifest of that checkpoint."""
     num_deltas: int = 0
-    """Since the last full one."""
+    """Number of deltas since the last full checkpoint."""
 
 
 class Saver:
@@ -143,7 +143,7 @@ class Saver:
         timeout_s: float,
         options: SaveOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Make a checkpoint; returns its directory. Other arguments and errors as of PSClient.save.
+        """Make a checkpoint; returns its directory. For the rest see PSClient.save.
 
         `manifest` is what all `servers` serve, but for frozen groups that they got since.
         """
@@ -248,8 +248,8 @@ class Saver:
             storage = self._open_storage(directory)
             if not storage.is_exclusive:
                 _logger.warning(
-                    "%s: one job per directory is not enforced, for this store cannot create a "
-                    "file exclusively; see that no two jobs start there at once",
+                    "%s: one job per directory is not enforced, as this store cannot create a "
+                    "file exclusively; do not start two jobs there at once",
                     storage.where(),
                 )
             lease = Lease(storage, self._owner)
@@ -306,9 +306,9 @@ def _never_agreed(made: Sequence[messages.SnapshotMade], error: RequestTimeout) 
     """
     clocks = ", ".join(f"ps:{rank} at {each.clock}" for rank, each in enumerate(made))
     return RequestTimeout(
-        f"{error.message}. The servers came to no clock that all of them can be saved at; last "
-        f"they were {clocks}. If workers train, one of them is held up between two servers; if "
-        "they are gone, save with SaveOptions(nobody_trains=True)",
+        f"{error.message}. The servers reached no common clock to save at; the last clocks were "
+        f"{clocks}. If workers train, one of them is stuck between two servers; if they are gone, "
+        "save with SaveOptions(nobody_trains=True)",
         error.details,
     )
 
@@ -322,10 +322,10 @@ def _manifest_of(
     """Return the manifest of the shards: another client may have seeded frozen weights meanwhile.
 
     Args:
-        answers: of all servers.
+        answers: answers of all servers.
         known: manifests that it may be.
-        servers: asked if it is none of them.
-        deadline_s: of the save (monotonic).
+        servers: asked if it is not one of them.
+        deadline_s: deadline of the save (monotonic).
     """
     hashes = {answer.frozen_hash for answer in answers}
     for manifest in known:
@@ -334,8 +334,8 @@ def _manifest_of(
     manifest = servers.fetch_manifest(timeout_s=_left_s(deadline_s))
     if hashes != {manifest.frozen_hash()}:
         raise CheckpointError(
-            "the frozen weights came to the servers while this save was made, and some shards lack "
-            "them: it is not committed; save again"
+            "the frozen weights reached the servers during this save, and some shards lack them. "
+            "The save is not committed; save again"
         )
     return manifest
 
@@ -347,7 +347,7 @@ def next_step(clock: int, on_disk: Collection[int], passed_over: Collection[int]
     only gone on from if none has a greater number.
 
     Args:
-        clock: of the save.
+        clock: clock of the save.
         on_disk: steps that are there, whole or not.
         passed_over: see ps.checkpoint.format.Checkpoint; they count as older whatever their number.
     """
@@ -366,13 +366,13 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
 
     Args:
         storage: the checkpoint root.
-        steps: that have appeared since the snapshot.
+        steps: steps that have appeared since the snapshot.
     """
     if steps:
         raise CheckpointError(
-            f"step {max(steps)} was saved by another process of this job into {storage.where()} "
-            "after the snapshot of this save, which would be the newest step and may hold older "
-            "parameters: it is not committed; save again"
+            f"another process of this job saved step {max(steps)} into {storage.where()} after the "
+            "snapshot of this save, which may hold older parameters but would be the newest step. "
+            "This save is not committed; save again"
         )
 
 

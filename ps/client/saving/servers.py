@@ -20,7 +20,7 @@ class SavingServers:
 
     Args:
         separate: returns the links for saves, always the same.
-        notes: of this process.
+        notes: notes of this process.
     """
 
     def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
@@ -31,7 +31,7 @@ class SavingServers:
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float
     ) -> list[Answer]:
-        """As ServerGroup.ask.
+        """See ServerGroup.ask.
 
         Raises:
             CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
@@ -45,11 +45,11 @@ class SavingServers:
         answers = servers.ask(request, answer, timeout_s=timeout_s)
         if self._metadata.is_behind:
             raise CheckpointError(
-                "ps:0 was started again while its snapshot was taken, which lacks what holds for "
-                "the run (set_metadata(..., of_run=True)): it is not committed; save again"
+                "ps:0 was started again during its snapshot, which lacks the run's metadata "
+                "(set_metadata(..., of_run=True)). The save is not committed; save again"
             )
         return answers
 
     def fetch_manifest(self, *, timeout_s: float) -> Manifest:
-        """As ServerGroup.fetch_manifest."""
+        """See ServerGroup.fetch_manifest."""
         return self._separate().fetch_manifest(timeout_s=timeout_s)

@@ -447,9 +447,9 @@ def test_files_of_a_listing_without_sizes_are_read(page):
 def test_a_file_whose_size_nobody_tells_is_refused(page, monkeypatch):
     monkeypatch.setattr(Page, "unsized", {f"{page}/b.txt"})
     for path in (f"{page}/*.txt", f"{page}/b.txt"):
-        with pytest.raises(PathError, match=f"{page}/b.txt: its server tells no size"):
+        with pytest.raises(PathError, match=f"{page}/b.txt: its server reports no size"):
             data_files(path, is_splittable=is_plain)
-    with pytest.raises(PathError, match=f"{page}: its server tells no size"):
+    with pytest.raises(PathError, match=f"{page}: its server reports no size"):
         data_files(page, is_splittable=is_plain)
 
 

@@ -122,5 +122,7 @@ def test_a_file_that_shrinks_is_refused_and_not_taken_as_over(tmp_path, how):
         assert len(file.read(100)) == 100
         path.write_bytes(bytes(450))
         read_on = file.readall if how == "in place" else lambda: list(file.ranges())
-        with pytest.raises(FileChanged, match=r"file has no byte after 450.*it had 1000 when"):
+        with pytest.raises(
+            FileChanged, match=r"file now has no byte after 450.*it had 1000 bytes when"
+        ):
             read_on()

@@ -82,7 +82,7 @@ def test_files_that_were_written_between_two_listings_differ_but_for_copies_of_a
     theirs = summed_up(other)
     assert difference(mine, 0, {1: theirs}) == (
         f"worker 1 has found {theirs}, worker 0 {theirs}; they have the same names and sizes, but "
-        f"were written anew between the two listings (versions {theirs.versions} there, "
+        f"were written again between the two listings (versions {theirs.versions} there, "
         f"{versions(mine)} here); the first that differs is here s3://b/a.csv of 10 bytes, etag a"
     )
     assert not difference(mine[1:], 0, {1: summed_up(other[1:])})

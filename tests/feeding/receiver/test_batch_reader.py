@@ -122,7 +122,7 @@ def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
     rows = [[1, 2]] * 4 + [[0.5, 2]] * 4
     assert one_batch(rows[::-1]).nest()[7].tolist() == [1.0, 2.0]
     told = (
-        "feed 'input': column 'value' had int64, now comes float64, which cannot become int64; "
+        "feed 'input': column 'value' had int64, then got float64, which cannot become int64; "
         "cast the column to one type before it is fed"
     )
     with pytest.raises(SchemaError, match=re.escape(told)):
@@ -135,7 +135,7 @@ def test_chunks_of_narrow_and_wide_ints_join_where_the_values_fit(of_rows):
     batch = one_batch([*narrow, *[of_rows(np.int64(8))] * 4])
     assert batch.nest().dtype == np.int32
     assert batch.nest()[4].tolist() == of_rows(np.int64(8)).tolist()
-    told = "column 'value' had int32, now comes 1099511627776..1099511627776, which it cannot hold"
+    told = "column 'value' had int32, then got 1099511627776..1099511627776, which it cannot hold"
     with pytest.raises(SchemaError, match=re.escape(told)):
         one_batch([*narrow, *[of_rows(np.int64(2**40))] * 4])
 
@@ -154,7 +154,7 @@ def test_numbers_join_floats_that_hold_them_and_are_refused_by_others(first, fit
     batch = one_batch([*before, *[of_rows(fits)] * 4])
     assert batch.nest().dtype == first.dtype
     assert np.all(batch.nest()[4] == first.dtype.type(fits))
-    told = f"column 'value' had {first.dtype}, now comes {odd}..{odd}, which it cannot hold"
+    told = f"column 'value' had {first.dtype}, then got {odd}..{odd}, which it cannot hold"
     with pytest.raises(SchemaError, match=re.escape(told)):
         one_batch([*before, *[of_rows(odd)] * 4])
 
@@ -178,7 +178,7 @@ def test_a_list_of_texts_and_bytes_are_two_forms():
         for chunk in ArrowPacker(FeedConfig()).chunks(iter([batch])):
             accept(channel, chunk)
     channel.finish("input")
-    with pytest.raises(SchemaError, match="had rows of t: texts, now come rows of t: bytes"):
+    with pytest.raises(SchemaError, match="had rows of t: texts, then got rows of t: bytes"):
         BatchReader(channel).next_batch(9)
 
 
@@ -201,9 +201,9 @@ def test_dicts_are_matched_by_name_wherever_chunks_end(chunk_rows):
 @pytest.mark.parametrize(
     ("later", "text"),
     [
-        ([("a", "b")], "now come"),
-        ([{"a": 1}], "now come"),
-        (["x"], "now come rows of value: str"),
+        ([("a", "b")], "then got"),
+        ([{"a": 1}], "then got"),
+        (["x"], "then got rows of value: str"),
     ],
 )
 def test_partitions_that_do_not_match_are_refused(later, text):

@@ -256,7 +256,7 @@ def test_input_mapping_of_a_struct_gives_its_arrays():
 )
 def test_input_mapping_does_not_take_columns_of_other_names_by_position(row, call):
     _, feed = make([[row]], input_mapping={"image": "x", "label": "y"})
-    told = r"names the columns \['image', 'label'\], a row has \[.*\], without \['image'"
+    told = r"names the columns \['image', 'label'\], but a row has \[.*\], without \['image'"
     with pytest.raises(SchemaError, match=told):
         getattr(feed, call)(9)
 

@@ -43,7 +43,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
         patched.setattr(LocalStorage, "open", away)
         client = bed.client()
         assert client.restore(tmp_path) == 900
-        assert "step 900 is taken, not step 950, which is newer" in caplog.text
+        assert "step 900 is restored, not step 950, which has a higher number" in caplog.text
         client.push(filled(manifest, 5.0), hyper=HYPER, rows=1)
         with pytest.raises(CheckpointError, match=r"step 950 was in .* went on from an older one"):
             client.save(tmp_path, 950)
@@ -56,7 +56,7 @@ def test_a_newer_step_that_was_away_for_a_while_is_not_gone_back_to(
     with cluster("inproc", num_servers=2) as bed:
         client = bed.client()
         assert client.restore(tmp_path) == 920
-        assert "step 920 is taken, not step 950, which is newer" in caplog.text
+        assert "step 920 is restored, not step 950, which has a higher number" in caplog.text
         assert set(bed.pulled(client)["trainable"].tolist()) == {6.0}
         client.save(tmp_path, 930, options=SaveOptions(keep=1))
     assert choice.steps_on_disk(storage_at(tmp_path)) == [930], (

@@ -232,11 +232,11 @@ def test_a_read_that_fails_for_a_moment_costs_no_step(two_steps, monkeypatch, pa
 @pytest.mark.parametrize(("part", "code"), UNREAD)
 def test_what_stays_unreadable_is_an_error_and_no_older_step(two_steps, monkeypatch, part, code):
     monkeypatch.setattr(storage, "PATIENCE_S", 0.0)
-    with pytest.raises(CheckpointError, match="may be whole, so no older step is taken") as raised:
+    with pytest.raises(CheckpointError, match="may be whole, so no older one is taken") as raised:
         choice.newest_sound(FailingStorage(two_steps, part, 1 << 20, code))
     assert "step-900" in str(raised.value) or "step 900" in str(raised.value)
     if part.endswith("json"):
-        with pytest.raises(CheckpointError, match="no older step is taken"):
+        with pytest.raises(CheckpointError, match="no older one is taken"):
             choice.latest(FailingStorage(two_steps, part, 1 << 20, code))
 
 

@@ -62,4 +62,4 @@ def test_a_level_is_written_in_any_case(level):
 @pytest.mark.socket
 @pytest.mark.parametrize("options", [("--port", "99999"), ("--port", "-1")])
 def test_a_port_that_is_none_is_a_sentence(refused, options):
-    assert f"port {options[1]} is none: choose one in 0..65535" in refused(*options)
+    assert f"port {options[1]} is not valid: choose one in 0..65535" in refused(*options)

@@ -270,7 +270,7 @@ def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pyte
             with pytest.raises(KeyboardInterrupt):
                 client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         with pytest.raises(
-            ServerPhaseError, match=r"no answer \(KeyboardInterrupt\): nobody knows"
+            ServerPhaseError, match=r"no answer \(KeyboardInterrupt\): whether it was applied"
         ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"

@@ -124,7 +124,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(monkeypatch):
         ShapeError: [
             (IDS[:2], VALUES[:2].astype("float64"), r"float32\[2, 4\] .*got float64\[2, 4\]"),
             (IDS[:2], VALUES[:2, :3], r"float32\[2, 4\] .*got float32\[2, 3\]"),
-            (IDS[:2], VALUES[:3], r"got float32\[3, 4\]; one row per id"),
+            (IDS[:2], VALUES[:3], r"got float32\[3, 4\]; pass one row per id"),
             (IDS[:2], VALUES[:2].tolist(), "got list"),
         ],
         IdError: [

@@ -645,7 +645,7 @@ def test_hybrid_takes_rows_of_a_batch_only():
                 exchange(client, looked_up.grads())
         batch.looked_up(client)
         exchange(client, batch.grads())
-        with pytest.raises(PSSettingsError, match="none is under way"):
+        with pytest.raises(PSSettingsError, match="none is in progress"):
             exchange(client, batch.grads())
 
 

@@ -651,7 +651,7 @@ def test_a_saver_that_another_one_of_its_job_overtook_does_not_commit(tmp_path: 
             return held()
 
         lease.held = held_after_a_while  # type: ignore[method-assign]
-        with pytest.raises(CheckpointError, match=r"step 5 was saved by .* save again"):
+        with pytest.raises(CheckpointError, match=r"saved step 5 into .* save again"):
             frozen.save(tmp_path, None)
         assert steps_in(tmp_path) == [5, 1]
         assert not list(tmp_path.glob(".tmp-*"))

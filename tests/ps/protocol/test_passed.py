@@ -74,19 +74,19 @@ def index_of(*keys: object) -> bytes:
 
 
 REFUSED: dict[str, tuple[bytes, int, type[PSError], str]] = {
-    "no index": (b"\xc1", 0, PSSettingsError, "no index"),
-    "pickle": (b"\x80\x04cos\nsystem\n.", 0, PSSettingsError, "no index"),
-    "an empty key": (index_of(["", [0], [0]]), 0, PSSettingsError, "no index"),
-    "a long key": (index_of(["k" * 257, [0], [0]]), 0, PSSettingsError, "no index"),
-    "a large value": (index_of(["k", [0], [(1 << 20) + 1]]), 0, PSSettingsError, "no index"),
-    "a negative size": (index_of(["k", [0], [-1]]), 0, PSSettingsError, "no index"),
+    "no index": (b"\xc1", 0, PSSettingsError, "not an index"),
+    "pickle": (b"\x80\x04cos\nsystem\n.", 0, PSSettingsError, "not an index"),
+    "an empty key": (index_of(["", [0], [0]]), 0, PSSettingsError, "not an index"),
+    "a long key": (index_of(["k" * 257, [0], [0]]), 0, PSSettingsError, "not an index"),
+    "a large value": (index_of(["k", [0], [(1 << 20) + 1]]), 0, PSSettingsError, "not an index"),
+    "a negative size": (index_of(["k", [0], [-1]]), 0, PSSettingsError, "not an index"),
     "a rank that is not there": (index_of(["k", [4], [0]]), 0, PSSettingsError, "are below 4"),
     "ranks twice": (index_of(["k", [1, 1], [0, 0]]), 0, PSSettingsError, "ascend"),
     "a rank without a size": (index_of(["k", [0, 1], [0]]), 0, PSSettingsError, "one size"),
     "sizes without ranks": (index_of(["k", [], [1]]), 1, PSSettingsError, "one size"),
     "fewer bytes": (index_of(["k", [0], [2]]), 1, ShapeError, "announces 2"),
     "more bytes": (index_of(["k", [0], [2]]), 3, ShapeError, "3 follow"),
-    "too many keys": (index_of(*[["k"]] * 8193), 0, PSSettingsError, "no index"),
+    "too many keys": (index_of(*[["k"]] * 8193), 0, PSSettingsError, "not an index"),
 }
 
 

@@ -87,8 +87,8 @@ REFUSED: dict[str, tuple[Any, list[bytes], str, str]] = {
         "length <= 256",
     ),
     "answers without their index": (messages.BringAnswers(9), [bytes(8)], "shape", "9 bytes was"),
-    "answers without an index": (messages.BringAnswers(8), [bytes(8)], "settings", "no index"),
-    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 is done"),
+    "answers without an index": (messages.BringAnswers(8), [bytes(8)], "settings", "not an index"),
+    "lost what": (push(number=Number(1, 9, 8)), [VALUES], "sequence_gap", "request 8 of worker 0"),
 }
 
 

@@ -141,7 +141,7 @@ def test_a_key_that_is_brought_without_values_is_over():
     rendezvous.arrive("k", W1, b"late")
     assert rendezvous.bring("k", None)
     assert rendezvous.result("k") is None
-    with pytest.raises(ServerPhaseError, match=r"'k' is over.*worker 1 comes"):
+    with pytest.raises(ServerPhaseError, match=r"'k' is over.*Worker 1 is too late"):
         rendezvous.arrive("k", W1, b"late")
     assert not rendezvous.bring("k", {W0: b"a"})
 
@@ -163,7 +163,7 @@ def test_a_newer_attempt_that_comes_to_a_forgotten_key_is_refused_and_not_waited
     rendezvous.lose(W1)
     for number in range(MAX_CLOSED_KEYS + 1):
         rendezvous.arrive(f"epoch-{number}", W0, b"")
-    with pytest.raises(ServerPhaseError, match=r"'epoch-0' is over.*worker 1 comes"):
+    with pytest.raises(ServerPhaseError, match=r"'epoch-0' is over.*Worker 1 is too late"):
         rendezvous.arrive("epoch-0", W1, b"")
     assert rendezvous.arrive("later", W0, b"")
 

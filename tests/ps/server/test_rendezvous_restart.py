@@ -149,7 +149,7 @@ def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values
 
         found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=MEET_S), follow)
         assert isinstance(found, ServerPhaseError)
-        assert "'build' is over, and its values are kept no more" in str(found)
+        assert "'build' is over, and its values are no longer kept" in str(found)
 
 
 @pytest.mark.fault("F01", "F08")
@@ -161,7 +161,7 @@ def test_what_a_replaced_attempt_has_passed_is_not_taken(
         bed.driver().fence(1, 1)
         old.describe()
         assert server._service._rendezvous._rendezvous.result("build") is None
-        assert "ps:0 takes no answers of rendezvous that are over" in caplog.text
+        assert "ps:0 refused the answers of past rendezvous" in caplog.text
 
 
 @pytest.mark.fault("F08")

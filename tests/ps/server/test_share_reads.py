@@ -115,7 +115,7 @@ def test_damage_of_its_own_file_makes_it_take_the_step_before(
     assert saved.servers[1].skipped_step == STEPS[-1]
     texts = [each.getMessage() for each in caplog.records]
     assert sum(text.startswith("checkpoint step 3 in ") for text in texts) == 1
-    assert any("step 2 is taken, not step 3, which is newer" in text for text in texts)
+    assert any("step 2 is restored, not step 3, which has a higher" in text for text in texts)
 
 
 @pytest.mark.fault("F41")

@@ -90,7 +90,7 @@ def test_where_no_descriptor_is_left_no_address_is_blamed(listener, monkeypatch)
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999])
 def test_a_port_that_is_none_is_refused(listener, port):
-    with pytest.raises(SettingsError, match=f"port {port} is none: choose one in 0..65535"):
+    with pytest.raises(SettingsError, match=f"port {port} is not valid: choose one in 0..65535"):
         listener.bind_tcp("127.0.0.1", port)
 
 

@@ -173,7 +173,7 @@ def test_a_partition_that_lost_rows_meanwhile_is_refused():
         task = feed_task([worker], exactly_once=True)
         with pytest.raises(Killed):
             run(task, 0, until(500, ROWS))
-        with pytest.raises(RowsChanged, match=r"has 300 rows, and had at least 4\d\d when it was"):
+        with pytest.raises(RowsChanged, match=r"has 300 rows, but had at least 4\d\d when it was"):
             run(task, 0, ROWS[:300])
         worker.channel.finish("input")
 
@@ -183,7 +183,7 @@ def test_a_partition_that_lost_all_of_its_rows_meanwhile_is_refused():
     with workers(1) as (worker,):
         task = feed_task([worker], exactly_once=True)
         run(task, 0, ROWS[:100])
-        with pytest.raises(RowsChanged, match="has 0 rows, and had at least 100 when it was fed"):
+        with pytest.raises(RowsChanged, match="has 0 rows, but had at least 100 when it was fed"):
             run(task, 0, [])
         assert worker.channel.stats("input").fed_rows == 100
 

@@ -285,7 +285,7 @@ def test_a_barrier_goes_on_without_a_lost_worker_where_the_cluster_does(
             clients[0].push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         except WorkerLost as error:
             told = str(error)
-        remedy = "a cluster's (num_ps >= 1) with ClusterConfig(tolerate_lost_workers=True)"
+        remedy = "in a cluster (num_ps >= 1) with ClusterConfig(tolerate_lost_workers=True)"
         assert told == "" if is_outlived else remedy in told
     finally:
         child.close()

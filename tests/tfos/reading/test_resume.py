@@ -240,7 +240,7 @@ def resumed(servers: Servers, files: list[SourceFile]) -> int:
 def test_files_that_were_written_anew_in_equal_sizes_are_refused(count: int):
     servers = Servers()
     stand(servers, tuple(written("etag a", count=count)), row=3)
-    told = "part-00000 was etag a, now etag b" if count == 2 else "files were written anew"
+    told = "part-00000 was etag a, now etag b" if count == 2 else "files were written again"
     with pytest.raises(FileChanged, match=told):
         resumed(servers, written("etag b", count=count))
     assert resumed(servers, written("etag a", count=count)) == 1

@@ -181,7 +181,7 @@ def test_a_directory_in_the_place_of_a_file_and_a_file_that_changes(good, tmp_pa
     path = Path(shutil.copy(good, tmp_path / "f"))
     source = ParquetSource(str(path))
     stored(path, table(ROWS + 1))
-    with pytest.raises(FileChanged, match="read files that are not written to any more"):
+    with pytest.raises(FileChanged, match="read only files that are no longer written"):
         rows_of(source)
 
 

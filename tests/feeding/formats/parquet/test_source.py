@@ -284,7 +284,7 @@ def test_nulls_are_refused_or_replaced(tmp_path):
             read(path, columns=[name])
     with pytest.raises(FeedSettingsError, match="the column is int64, which cannot hold that"):
         read(path, nulls={**fills, "n": "x"})
-    with pytest.raises(FeedSettingsError, match="'x' is none of the columns"):
+    with pytest.raises(FeedSettingsError, match="'x' is not one of the columns"):
         read(path, nulls={"x": 1})
 
 
