@@ -353,7 +353,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (frame, {"epochs": 0}, "epochs must be an int >= 1, got 0"),
         (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
         (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
-        (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which save"),
+        (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which write it"),
     ):
         with pytest.raises(SettingsError, match=text):
             KerasEstimator(model_fn=linear, **asked).fit(given)

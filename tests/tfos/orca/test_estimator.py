@@ -40,7 +40,7 @@ def test_what_is_no_file_of_a_model_is_refused_when_it_is_loaded(tmp_path):
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     (tmp_path / "m.h5").write_bytes(b"HDF5")
     for name, text in (
-        ("m.h5", r"m\.h5: the model's 4 bytes are no \.keras file"),
+        ("m.h5", r"m\.h5: the model's 4 bytes are not a \.keras file"),
         ("", "directory"),
     ):
         with pytest.raises(SettingsError, match=text):
@@ -193,9 +193,9 @@ def test_columns_that_do_not_fit_the_model_have_the_names_of_orcas_arguments():
     recipe = dataclasses.replace(ONE_INPUT, inputs=both, outputs=("c", "d"))
     estimator = Estimator(recipe, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())
-    with pytest.raises(SettingsError, match=r"has 2 inputs, feature_cols is \['x'\]: name one"):
+    with pytest.raises(SettingsError, match=r"has 2 inputs, feature_cols is \['x'\]. Name one"):
         estimator.fit(frame, feature_cols="x", label_cols="y")
-    with pytest.raises(SettingsError, match=r"has 2 outputs, label_cols is \['y'\]: name one"):
+    with pytest.raises(SettingsError, match=r"has 2 outputs, label_cols is \['y'\]. Name one"):
         estimator.fit(frame, feature_cols=["x", "y"], label_cols="y")
 
 
