@@ -20,10 +20,10 @@ from tfos.predict.signature import TensorInfo
 
 _FILE = "model.keras"
 _FORMAT = 2
-"""Of what stands beside an estimator's Params. The first one had no number, and of inputs the names
-alone: what else is needed is then unknown, as of a model without fixed inputs."""
+"""Format of what is saved beside an estimator's Params. Format 1 had no number, and only the
+inputs' names: the rest is then unknown, as for a model without fixed inputs."""
 _PIECE_BYTES = 8 << 20
-"""Of one call into the JVM."""
+"""Bytes per call into the JVM."""
 
 
 class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
@@ -39,7 +39,7 @@ class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
 
 
 class _ReaderOf(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Reads what such a writer wrote.
+    """Reads what _WriterOf wrote.
 
     Args:
         cls: class of the object.
@@ -89,7 +89,7 @@ class EstimatorWriter(_WriterOf):
         estimator: the KerasEstimator.
 
     Raises:
-        SettingsError: it has what cannot be saved; before overwrite() deletes an older one.
+        SettingsError: a part of it cannot be saved; before overwrite() deletes an older one.
     """
 
     def __init__(self, estimator: Any) -> None:
@@ -97,8 +97,8 @@ class EstimatorWriter(_WriterOf):
         recipe, callbacks = estimator.recipe, estimator.callbacks
         if not callable(callbacks) and len(callbacks):
             raise SettingsError(
-                f"callbacks={list(callbacks)} cannot be saved, being objects. Pass a function in "
-                "a module, at top level, that makes them: callbacks=made"
+                f"callbacks={list(callbacks)} are objects and cannot be saved. Pass a function at "
+                "top level of a module that makes them: callbacks=made"
             )
         class_weight = estimator.class_weight or {}
         self._extra = {
@@ -141,18 +141,18 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
     """Return the recipe of a saved estimator.
 
     Args:
-        metadata: that EstimatorWriter wrote.
-        content: of the file beside it; empty: a function makes the model.
-        path: of the estimator, for the error.
+        metadata: the metadata that EstimatorWriter wrote.
+        content: bytes of the file beside it; empty: a function makes the model.
+        path: path of the estimator, for the error.
 
     Raises:
-        SettingsError: a newer tfos has written it.
+        SettingsError: a newer tfos wrote it.
     """
     written = metadata.get("format", 1)
     if written > _FORMAT:
         raise SettingsError(
-            f"{path} was saved in format {written} of an estimator, and this tfos reads up to "
-            f"{_FORMAT}: load it with the version of tfos that saved it, or a newer one"
+            f"{path} was saved in estimator format {written}, and this tfos reads up to "
+            f"{_FORMAT}. Load it with the version of tfos that saved it, or a newer one"
         )
     inputs = metadata["inputs"] if written > 1 else []
     return ModelRecipe(
@@ -168,7 +168,7 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
 
 
 def _nothing() -> None:
-    """Stand in for the model, whose recipe follows."""
+    """Take the place of the model, whose recipe follows."""
 
 
 def _with_params(made: Any, metadata: dict[str, Any]) -> Any:
@@ -186,7 +186,7 @@ def _functions(references: dict[str, str]) -> dict[str, Any]:
 
 
 def _write(sc: Any, path: str, content: bytes) -> None:
-    """Write a file by Hadoop's file systems, as Spark does the metadata beside it."""
+    """Write a file with Hadoop's file systems, as Spark does the metadata beside it."""
     target = sc._jvm.org.apache.hadoop.fs.Path(path)
     stream = target.getFileSystem(sc._jsc.hadoopConfiguration()).create(target, True)
     try:
@@ -197,11 +197,11 @@ def _write(sc: Any, path: str, content: bytes) -> None:
 
 
 def _read(sc: Any, path: str) -> bytes:
-    """Read a file as `_write` writes one; no Spark job, whose results would have a largest size."""
+    """Read a file that `_write` wrote, without a Spark job, whose results are limited in size."""
     source = sc._jvm.org.apache.hadoop.fs.Path(path)
     files = source.getFileSystem(sc._jsc.hadoopConfiguration())
     if not files.exists(source):
-        raise SettingsError(f"{path} does not exist, which write().save() puts beside the metadata")
+        raise SettingsError(f"{path} does not exist; write().save() puts it beside the metadata")
     stream, found = files.open(source), bytearray()
     try:
         while piece := stream.readNBytes(_PIECE_BYTES):

@@ -576,7 +576,7 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
     }
     estimator = Estimator.from_keras(**where)
     columns: dict[str, Any] = {"feature_cols": "features", "label_cols": "label"}
-    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+    with pytest.raises(SettingsError, match=r"exists only in workers. Call fit\(\) or load"):
         estimator.predict(frame, "features")
     frame.drop("features").write.parquet(str(tmp_path / "rows"))
     first = estimator.fit(frame, 2, 20, **columns, validation_data=frame.limit(50))

@@ -119,7 +119,7 @@ def made(config, batch_size):
 
 def told_of_epochs(epochs=1):
     """Expect to be told that a fit on what a function makes leaves out no epoch."""
-    text = rf"goes on from .*servers-00001 and trains all epochs={epochs}"
+    text = rf"continues from .*servers-00001 and would train all epochs={epochs}"
     return pytest.warns(UserWarning, match=text)
 
 
@@ -144,7 +144,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
         (b"model 3", "servers-00003", True),
     ]
     alone = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(), str(runs))
-    with pytest.raises(SettingsError, match="has the state of parameter servers; go on with"):
+    with pytest.raises(SettingsError, match="has the state of parameter servers; continue with"):
         alone.load_latest_checkpoint()
 
 
@@ -380,7 +380,7 @@ def test_a_record_of_an_older_version_knows_no_step(tmp_path):
 
 def test_an_untrained_model_of_workers_is_not_scored():
     estimator = Estimator(ModelRecipe(model_fn=object), {}, FitSettings(), None)
-    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+    with pytest.raises(SettingsError, match=r"exists only in workers. Call fit\(\) or load"):
         estimator.evaluate(made)
 
 
