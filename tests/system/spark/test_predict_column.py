@@ -67,8 +67,8 @@ def test_a_bad_row_names_its_partition_row_and_column(sql, saved):
 @pytest.mark.long
 def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
     for asked, text in (
-        ({"inputs": "z"}, r"inputs \['z'\] are named, the model .* has x float32\[3\]"),
-        ({"outputs": ["z"]}, r"outputs \['z'\] are named, the model .* has p float32\[1\], y"),
+        ({"inputs": "z"}, r"inputs \['z'\] are named, but the model .* has x float32\[3\]"),
+        ({"outputs": ["z"]}, r"outputs \['z'\] are named, but the model .* has p float32\[1\], y"),
         ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
     ):
         with pytest.raises(SettingsError, match=text):

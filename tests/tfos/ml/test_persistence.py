@@ -38,7 +38,7 @@ def test_of_the_format_without_a_number_the_inputs_are_unknown(inputs):
 
 def test_a_format_of_a_newer_version_is_refused():
     with pytest.raises(
-        SettingsError, match=r"at was saved in estimator format 3 .* reads up to 2. Load"
+        SettingsError, match=r"at was saved in estimator format 3, .* reads up to 2. Load"
     ):
         recipe_from(saved(format=3), b"", "at")
 
