@@ -1,6 +1,6 @@
-"""At import: a module of another package is changed once, when something imports it.
+"""At import: change a module of another package once, when it is imported.
 
-Covers: the finder that waits for the module.      Does not: import it, know what is changed.
+Covers: the finder that waits for the module.      Does not: import it, know the change.
 Threads: any; Python imports a module once.
 """
 
@@ -14,11 +14,11 @@ from types import ModuleType
 
 
 def at_import(name: str, change: Callable[[ModuleType], object]) -> None:
-    """Change a module: now if it is imported already, else once it is; again is without effect.
+    """Change a module: now if it is already imported, else on import; a second call has no effect.
 
     Args:
-        name: of the module.
-        change: called with it.
+        name: name of the module.
+        change: called with the module.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -28,7 +28,7 @@ def at_import(name: str, change: Callable[[ModuleType], object]) -> None:
 
 
 class _AtImport(MetaPathFinder):
-    """Changes the module once it is imported, and is gone then."""
+    """Changes the module when it is imported, then removes itself."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], object]) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class _AtImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that changes what it has loaded."""
+        """Return the module's own spec, with a loader that changes the loaded module."""
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)

@@ -411,7 +411,7 @@ def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
     other = TableSpec(name="user", dim=5, rule=Add())
     write_export(tmp_path / "wide", {1: 5.0}, state="z", base="first", spec=other)
     with pytest.raises(
-        ExportError, match=r"'user' \(float32\[5\], .*served are 'user' \(float32\[4\], int64"
+        ExportError, match=r"'user' \(float32\[5\], .*but 'user' \(float32\[4\], int64"
     ):
         served.refresh(tmp_path / "wide")
     assert values(served.lookup("user", [1])) == [1.0]
