@@ -87,7 +87,7 @@ def check_names(names: tuple[str, ...], advice: str = _OTHER_NAMES) -> None:
     """Refuse an empty list of items, and items with equal names.
 
     Args:
-        names: of all items.
+        names: names of all items.
         advice: how to give them other names.
     """
     if not names:

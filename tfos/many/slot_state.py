@@ -103,7 +103,7 @@ class SlotState:
         """Subtract time in which the driver itself stood still from its silence.
 
         Args:
-            late_s: that time, in seconds.
+            late_s: the time to subtract, in seconds.
             now_s: monotonic seconds.
         """
         self.at_work_s = min(now_s, self.at_work_s + late_s)

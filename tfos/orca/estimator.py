@@ -542,7 +542,7 @@ def _frame(
     Args:
         data: the user's data.
         kinds: what the data may be, for the error.
-        name: of the argument.
+        name: name of the argument.
 
     Raises:
         SettingsError: data is something else.

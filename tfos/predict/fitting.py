@@ -77,7 +77,7 @@ def _changed(values: Array, found: Array) -> tuple[Array, str]:
     """Return which values change in another dtype, and what to do.
 
     Args:
-        values: as they were.
+        values: the original values.
         found: the same values, in the dtype of an input.
     """
     if found.dtype.kind not in "iub" and is_wide(values):
@@ -116,7 +116,7 @@ def in_order(
 
     Args:
         role: what the caller calls the columns, for the error.
-        columns: as the caller named them.
+        columns: the columns that the caller named.
         what: "input" or "output", for the error.
         tensors: names of the inputs or outputs, in the model's own order.
         more: another remedy, for the error.
