@@ -360,7 +360,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
     conf, name = frame.sparkSession.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
     conf.set(name, "1m")
     try:
-        with pytest.raises(SettingsError, match=f"{name} is 1048576 bytes; the trained model"):
+        with pytest.raises(SettingsError, match=f"{name} is 1048576 bytes, but the trained model"):
             KerasEstimator(model_fn=linear).fit(frame)
     finally:
         conf.remove(name)

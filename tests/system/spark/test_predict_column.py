@@ -75,7 +75,7 @@ def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
             predict_column(saved, **asked)
     with pytest.raises(SettingsError, match=r"no \.keras file and no export is at /none\.keras"):
         predict_column("/none.keras")
-    with pytest.raises(SettingsError, match=r"0 columns are given, the model .* takes x float32"):
+    with pytest.raises(SettingsError, match=r"0 columns .*, but the model .* takes x float32"):
         predict_column(saved)()
     monkeypatch.setattr("tfos.predict.column.arrow_udf", lambda: None)
     with pytest.raises(SettingsError, match=r"needs Spark 4\.1, .*; this is 4\."):
@@ -98,7 +98,7 @@ def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, sa
     frame = frame_of(sql, 60)
     for columns, output, nulls, text in (
         (["q"], None, "error", r"'q': the DataFrame has no such column: it has"),
-        (None, "a", "error", r"output='a': the model .* has the outputs \['y', 'p'\]"),
+        (None, "a", "error", r"output='a', but the model .* has the outputs \['y', 'p'\]"),
         (None, None, 0, "nulls=0, output=None beside model="),
     ):
         with pytest.raises(SettingsError, match=text):
