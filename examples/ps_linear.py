@@ -1,4 +1,4 @@
-"""Train a linear model with two parameter servers and two workers, by numpy alone.
+"""Train a linear model with two parameter servers and two workers, with only numpy.
 
 No Spark, no TensorFlow: this process starts two servers (`python -m ps.server`) and two workers
 (this file again), each with half of the rows, waits for them, pulls the weights and compares them

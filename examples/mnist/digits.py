@@ -1,6 +1,6 @@
-"""What the MNIST examples share: flags, digits, the model, predicting, and a stopwatch.
+"""Shared code of the MNIST examples: flags, digits, the model, predicting, and a stopwatch.
 
-Sent to the executors with `sc.addPyFile`, as a module of your own would be; so TensorFlow, Spark
+`sc.addPyFile` sends it to the executors, as it would your own module; so TensorFlow, Spark
 and tfos are imported where they are needed.
 """
 
@@ -23,9 +23,9 @@ FLAGS = {
     "seed": {"type": int, "default": 1},
     "model_dir": {
         "default": "mnist_model",
-        "help": "checkpoints, which a later run goes on from, and TensorBoard logs; path or URL",
+        "help": "checkpoints, from which a later run continues, and TensorBoard logs; path or URL",
     },
-    "export_dir": {"default": "mnist_export", "help": "where the trained model is; path or URL"},
+    "export_dir": {"default": "mnist_export", "help": "path or URL of the trained model"},
     "tensorboard": {"action": "store_true", "help": "run TensorBoard on the chief"},
     "images_labels": {
         "help": "CSV file, directory or pattern: label and 784 pixels a line; default: 5,000 digits"
@@ -33,7 +33,7 @@ FLAGS = {
     "mode": {"choices": ("train", "inference"), "default": "train"},
     "output": {"help": "inference: directory for predictions, one per line"},
 }
-"""Of all programs; each names those that it reads."""
+"""Flags of all programs; each names the ones that it reads."""
 CLUSTER = ("cluster_size", "num_ps", "batch_size", "seed", "model_dir", "export_dir", "tensorboard")
 
 
@@ -58,7 +58,7 @@ def locate(sc, args):
 def located(sc, path):
     """Return a path on Spark's default file system, as a cluster takes it; URLs stay as they are.
 
-    Files that a program writes by itself are then where the cluster reads.
+    The cluster then reads from where a program itself writes files.
     """
     if "://" in path:
         return path
@@ -68,7 +68,7 @@ def located(sc, path):
 
 
 def saving(args):
-    """The settings of a cluster that saves to --model_dir and goes on from what is there."""
+    """The settings of a cluster that saves to --model_dir and continues from what is there."""
     from tfos import Checkpoints, ClusterConfig
 
     saves = Checkpoints(directory=f"{args.model_dir}/checkpoints", every_s=10, resume=True)

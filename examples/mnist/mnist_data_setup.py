@@ -3,7 +3,7 @@
     spark-submit examples/mnist/mnist_data_setup.py --output hdfs://nn:8020/digits --format tfrecord
 
 Each Spark partition becomes one file, on any file system that tfos knows: a directory that all
-nodes see, hdfs://, or what fsspec serves. Files of an earlier run that this one did not write anew
+nodes see, hdfs://, or what fsspec serves. Files of an earlier run that this one did not replace
 are removed. The digits that the examples test with are left out.
 """
 

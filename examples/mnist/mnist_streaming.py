@@ -1,4 +1,4 @@
-"""Train on handwritten digits that arrive as files, until a file says stop; go on where it ended.
+"""Train on handwritten digits that arrive as files until a stop file exists; then resume later.
 
     python examples/mnist/mnist_streaming.py --write digits_in --num_files 20      # in one terminal
     spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_streaming.py \\
@@ -7,8 +7,8 @@
 
 Spark makes a micro-batch of new files of CSV lines (label, 784 pixels), and the cluster, which
 stays up, trains it. Its number is saved with the parameters in --model_dir, so after an end of any
-kind the next run goes on: no row is trained twice, none is left out. With --batches it stops by
-itself.
+kind the next run continues: no row is trained twice, none is left out. With --batches it stops on
+its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse(argv):
     parser.add_argument(
         "--stop_file", default="stop", help="stop once this file exists, which the start removes"
     )
-    parser.add_argument("--batches", type=int, default=1 << 62, help="stop after so many batches")
+    parser.add_argument("--batches", type=int, default=1 << 62, help="stop after this many batches")
     parser.add_argument("--files_per_batch", type=int, default=1)
     parser.add_argument("--write", help="only write the bundled digits as files to this directory")
     parser.add_argument("--num_files", type=int, default=20)
@@ -78,7 +78,7 @@ def main(argv=None):
         return
     from pyspark.sql import SparkSession
 
-    Path(args.stop_file).unlink(missing_ok=True)  # of the run before
+    Path(args.stop_file).unlink(missing_ok=True)  # the previous run's
     with SparkSession.builder.getOrCreate() as spark:
         sc = spark.sparkContext
         sc.addPyFile(str(Path(digits.__file__)))
@@ -97,7 +97,7 @@ def main(argv=None):
             writer = stream(spark, args).writeStream.trigger(processingTime="1 second")
             training = cluster.stream(writer, f"{args.model_dir}/query")
             follow(training, args)
-            training.stop()  # the batch that is under way is trained and saved
+            training.stop()  # the current batch is trained and saved
             print(f"stopped after batch {training.last_batch_id}: {training.rows} rows trained")
         accuracy = digits.held_out_accuracy(args, (images[held_out], labels[held_out]))
     print(f"test accuracy: {accuracy:.4f}")

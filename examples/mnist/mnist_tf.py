@@ -1,4 +1,4 @@
-"""Train on handwritten digits that every worker reads by itself with tf.data.
+"""Train on handwritten digits that every worker reads itself with tf.data.
 
     spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_tf.py --tensorboard
 

@@ -3,7 +3,7 @@
     spark-submit --master local-cluster[4,1,1024] examples/native/parameter_server.py
 
 One node is TensorFlow's parameter server, two are its workers, and the chief coordinates: main_fun
-runs there alone. --fed lets Spark feed the rows; without it each worker makes its own dataset.
+runs only there. --fed lets Spark feed the rows; without it each worker makes its own dataset.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class CriteoRows:
     """The rows of one seed."""
 
     num_ids: int = 1_000_000
-    """Of all 26 columns together; ids are 0 to num_ids - 1."""
+    """Number of ids of all 26 columns together; ids are 0 to num_ids - 1."""
     seed: int = 0
     _hidden: dict[str, Array] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -43,7 +43,7 @@ class CriteoRows:
         count = self.num_ids // NUM_COLUMNS
         frequencies = np.arange(1, count + 1) ** -ZIPF
         names = np.stack([random.permutation(count) for _ in range(NUM_COLUMNS)])
-        # The rarer an id, the less it tells: else nobody could learn most of what there is.
+        # The rarer an id, the less it tells: otherwise most of it could not be learned.
         told = 1 / np.sqrt(1 + np.argsort(names, axis=1).reshape(-1, 1) / 5)
         of_numbers = random.standard_normal(NUM_NUMBERS)
         self._hidden.update(
@@ -93,10 +93,10 @@ def save(rows: CriteoRows, directory: Path, numbers: range, num_files: int) -> l
     """Write rows as TFRecord files of tf.Example; returns their paths.
 
     Args:
-        rows: of one seed.
+        rows: rows of one seed.
         directory: made if it is not there.
-        numbers: of the rows.
-        num_files: of equal size.
+        numbers: numbers of the rows.
+        num_files: number of files, of equal size.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [str(directory / f"part-{number:05d}.tfrecord") for number in range(num_files)]
@@ -110,9 +110,9 @@ def save_part(rows: CriteoRows, path: str, numbers: range) -> None:
     """Write rows as one TFRecord file of tf.Example.
 
     Args:
-        rows: of one seed.
+        rows: rows of one seed.
         path: local, or of any file system that tfos reads.
-        numbers: of the rows.
+        numbers: numbers of the rows.
     """
     from feeding import filesystem_for
 

@@ -96,7 +96,7 @@ def baseline(args, build, training, testing):
 def arguments(doc):
     """The flags of both programs."""
     parser = recommender.arguments(doc)
-    parser.add_argument("--flights", type=int, help="use so many flights, drawn; default: all")
+    parser.add_argument("--flights", type=int, help="number of flights to draw; default: all")
     return parser
 
 

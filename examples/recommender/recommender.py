@@ -1,10 +1,10 @@
-"""What the recommenders share: flags, the two kinds of embeddings, scores of held-out rows.
+"""Shared code of the recommenders: flags, the two kinds of embeddings, scores of held-out rows.
 
 `distributed` makes the layer whose rows live on the parameter servers, for ids without a
 vocabulary; `plain` makes stock Keras layers for the baseline in one process, which hash texts into
 a fixed number of rows.
 
-Sent to the executors with `sc.addPyFile`, as a module of your own would be; so Keras and Spark are
+`sc.addPyFile` sends it to the executors, as it would your own module; so Keras and Spark are
 imported where they are needed.
 """
 

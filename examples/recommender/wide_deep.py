@@ -1,4 +1,4 @@
-"""Wide & Deep on real flights, from Parquet files that every worker reads by itself.
+"""Wide & Deep on real flights, from Parquet files that every worker reads itself.
 
     spark-submit --master local-cluster[3,1,1024] examples/recommender/wide_deep.py \\
         --parquet hdfs://nn:8020/flights

@@ -1,4 +1,4 @@
-"""What the programs of this directory share: flags, the model and the format of a line.
+"""Shared code of the programs of this directory: flags, the model and the format of a line.
 
 Sent to the executors with `sc.addPyFile`, so TensorFlow is imported where it is needed.
 """

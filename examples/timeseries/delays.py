@@ -138,7 +138,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--planes", type=int, help="use so many planes; default: all")
+    parser.add_argument("--planes", type=int, help="number of planes to use; default: all")
     parser.add_argument("--lookback", type=int, default=8, help="delays that are known")
     parser.add_argument("--horizon", type=int, default=2, help="delays to forecast")
     parser.add_argument("--slots", type=int, help="forecasters at the same time; default: all")

@@ -1,6 +1,6 @@
 """Fetching: asks several peers at once for bytes that they offer, until all of them have answered.
 
-Covers: the connections to the peers, asking again for what is not there yet, deadlines.
+Covers: the connections to the peers, repeated requests for bytes that are not ready, deadlines.
 Does not: decide what to fetch (group), answer peers (offers).
 Threads: the one that makes the collective calls.
 """
@@ -22,26 +22,27 @@ from tfos.errors import CollectiveError, CollectiveTimeout, RankLost, RankMismat
 
 CONNECT_S = 30.0
 _LAST_CONNECT_S = 0.1
-"""A peer that listens is reached although the call's time is over: the error names the cause."""
+"""Seconds to connect to a listening peer even after the deadline: the error then names the
+cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPeer:
-    """Another process of the run, and where it listens."""
+    """Another process of the run, and its address."""
 
     identity: Identity
-    """Its rank, and the least generation that may answer."""
+    """The peer's rank, and the least generation that may answer."""
     endpoint: Endpoint
 
 
 @dataclass(slots=True)
 class Wanted:
-    """Bytes of one peer."""
+    """Bytes to fetch from one peer."""
 
     rank: int
     fetch: ArrayFetch
     into: memoryview | None = None
-    """Filled by the reply; None: `data` is the reply."""
+    """Buffer that the reply fills; None: `data` is the reply."""
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     pending: PendingCall | None = None
 
@@ -50,9 +51,9 @@ class PeerLinks:
     """The connections of one rank to all others, made at the first collective call.
 
     Args:
-        identity: of this process.
+        identity: identity of this process.
         credentials: the run's secret.
-        peers: by rank, without this one.
+        peers: the other ranks' processes, by rank.
     """
 
     def __init__(
@@ -63,17 +64,17 @@ class PeerLinks:
         self._peers = peers
         self._connections: dict[int, Connection] = {}
         self._replaced: dict[int, Connection] = {}
-        """Closed when the peer has answered on the new one: it takes a rank without a connection
-        for one that has ended."""
+        """Old connections, closed when the peer has answered on the new one: a peer takes a rank
+        without a connection for one that has ended."""
 
     def open(self, deadline_s: float) -> None:
-        """Connect to every peer that is not connected yet, or whose connection is nearly used.
+        """Connect to every peer that is not connected yet, or whose connection is nearly used up.
 
-        A used connection that cannot be replaced now stays: it is good for many calls more, and a
-        peer that has ended may not be needed. The next call tries again.
+        A connection that cannot be replaced now stays: it is good for many more calls, and a peer
+        that has ended may not be needed. The next call tries again.
 
         Args:
-            deadline_s: monotonic.
+            deadline_s: monotonic time of the deadline.
 
         Raises:
             RankLost: a peer that is not connected yet cannot be reached.
@@ -84,7 +85,7 @@ class PeerLinks:
                 continue
             left_s = deadline_s - time.monotonic()
             if old is not None:
-                left_s /= 2  # the call can do without
+                left_s /= 2  # the call does not need it
             try:
                 self._connections[rank] = connect(
                     peer.endpoint,
@@ -102,7 +103,7 @@ class PeerLinks:
                 self._replaced[rank] = old
 
     def close(self) -> None:
-        """Close all connections: peers that wait for this rank are told so."""
+        """Close all connections: peers that wait for this rank get an error."""
         for connection in (*self._connections.values(), *self._replaced.values()):
             connection.close()
 
@@ -120,13 +121,13 @@ class PeerLinks:
         """Wait until every peer has answered with its bytes.
 
         Args:
-            wanted: begun before.
-            deadline_s: monotonic.
-            timeout_s: what the deadline was made of, for the error.
+            wanted: requests that `begin` sent.
+            deadline_s: monotonic time of the deadline.
+            timeout_s: the timeout behind the deadline, for the error.
 
         Raises:
-            RankLost, RankMismatch, CollectiveTimeout: the first that a peer or the clock says.
-            CollectiveError: a peer's answer cannot be taken.
+            RankLost, RankMismatch, CollectiveTimeout: the first that a peer or the clock reports.
+            CollectiveError: a peer's answer is unusable.
         """
         waiting = list(wanted)
         while waiting:
@@ -140,7 +141,7 @@ class PeerLinks:
             waiting = still
 
     def _is_answered(self, each: Wanted) -> bool:
-        """Take a settled reply; ask again where the peer was not there yet."""
+        """Take a finished reply; ask again if the peer was not ready."""
         pending = each.pending
         if pending is None or not pending.settled:
             return pending is None
@@ -172,10 +173,10 @@ def _hint(error: RpcError) -> str:
 
 
 def _broken(each: Wanted, error: RpcError) -> CollectiveError:
-    """Return what a failed call means: only the end of a connection is the end of a rank."""
+    """Return the error of a failed call: only a closed connection means that the rank ended."""
     if not isinstance(error, TransportError):
         return CollectiveError(
-            f"the answer of rank {each.rank} in {each.fetch.call} cannot be taken: {error}"
+            f"the answer of rank {each.rank} in {each.fetch.call} is unusable: {error}"
         )
     return RankLost(
         f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the cause "

@@ -2,17 +2,17 @@
 
 Covers: the calls and their algorithms.
 Does not: move bytes (fetching, offers), take values apart (layout).
-Threads: one at a time makes calls; every rank makes the same calls in the same order.
+Threads: one at a time calls; every rank makes the same calls in the same order.
 
-A rank offers what it brings and fetches what it needs, so nobody receives more than it has asked
-for. A call ends on a rank when that rank has its result and its peers have what it offered.
+A rank offers its values and fetches what it needs, so no rank receives more than it asked for. A
+call ends on a rank when it has its result and its peers have what it offered.
 
-allreduce of many bytes: each rank reduces one slice, which it fetches from all others piece by
-piece, then all fetch the finished slices. A rank receives and sends 2 (n - 1) / n of the bytes, as
-in a ring (Patarasuk and Yuan 2009), in two steps in place of 2 (n - 1). Pieces are added in rank
-order. Few bytes: each rank fetches all and reduces by itself.
-broadcast of many bytes: as many slices as ranks leave the root once and are passed on (van de Geijn
-1991).
+allreduce of many bytes: each rank reduces one slice, which it fetches piece by piece from all
+others; then all fetch the finished slices. A rank receives and sends 2 (n - 1) / n of the bytes, as
+in a ring (Patarasuk and Yuan 2009), in 2 steps instead of 2 (n - 1). Pieces are added in rank
+order. Few bytes: each rank fetches all of them and reduces them itself.
+broadcast of many bytes: the root sends as many slices as there are ranks once, and the ranks pass
+them on (van de Geijn 1991).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Result = TypeVar("Result")
 Op = Literal["sum", "mean", "min", "max"]
 DEFAULT_TIMEOUT_S = 600.0
 FEW_BYTES = 64 << 10
-"""Up to so many, each rank fetches everything from everyone: one round trip."""
+"""Up to this size, each rank fetches everything from everyone, in one round trip."""
 PIECE_BYTES = 4 << 20
-"""Of one fetch while a slice is reduced: smaller ones wait for replies more often, larger ones have
-left the processor's cache before they are added."""
+"""Size of one fetch while a slice is reduced: smaller ones wait for replies more often, larger
+ones have left the processor's cache before they are added."""
 PIECES_BYTES = 32 << 20
-"""Of the pieces of all ranks that are fetched at once, above 8 ranks; as many are added meanwhile.
-Without it 100 ranks would take 800 MB, and a rank would keep nothing for its next call."""
+"""Total size of the pieces that are fetched at once, above 8 ranks; as many are added meanwhile.
+Without it, 100 ranks would take 800 MB, and a rank would keep no memory for its next call."""
 _LEAST_PIECE_BYTES = 64 << 10
-"""Above 512 ranks: less is mostly the wait for a reply."""
+"""Smallest piece, above 512 ranks: a smaller one mostly waits for its reply."""
 _ADD: dict[str, Callable[..., Array]] = {
     "sum": np.add,
     "mean": np.add,
@@ -60,13 +60,13 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Op", "RankGroup", "RankPeer"]
 
 
 class RankGroup:
-    """The ranks of one run, as one of them sees them.
+    """The ranks of one run, as seen by one of them.
 
     Args:
-        identity: of this process; its rank is that of the group.
+        identity: identity of this process; its rank is the rank in the group.
         credentials: the run's secret.
         offers: answers the peers; its `handle` serves this process's listener.
-        peers: by rank, without this one; ranks go from 0 to `len(peers)`.
+        peers: the other ranks' processes, by rank; ranks go from 0 to `len(peers)`.
     """
 
     def __init__(
@@ -91,23 +91,23 @@ class RankGroup:
         """Return when every rank has made this call.
 
         Args:
-            timeout_s: for the slowest rank.
+            timeout_s: seconds to wait for the slowest rank.
 
         Raises:
-            CollectiveError: a rank was lost, makes another call, or is late.
+            CollectiveError: a rank is lost, in another call, or late.
         """
         self._run("barrier", timeout_s, lambda call: self._gather(call, *layout.taken_apart([])))
 
     def allgather(self, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
-        """Return what all ranks brought, in rank order; shapes and dtypes may differ.
+        """Return the values of all ranks, in rank order; shapes and dtypes may differ.
 
         Args:
             value: numbers or numpy arrays of any shape, alone or in a list, tuple or dict.
-            timeout_s: for the slowest rank.
+            timeout_s: seconds to wait for the slowest rank.
 
         Raises:
-            SettingsError: the value has something else in it, or too many arrays.
-            CollectiveError: a rank was lost, makes another call, or is late.
+            SettingsError: the value contains something else, or too many arrays.
+            CollectiveError: a rank is lost, in another call, or late.
         """
         found = layout.taken_apart(value)
         layout.check_tells(found[0])
@@ -116,17 +116,17 @@ class RankGroup:
     def broadcast(
         self, value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
-        """Return what one rank brought.
+        """Return one rank's value.
 
         Args:
-            value: of the root, as for `allgather`; that of the others is not looked at.
-            root: rank.
-            timeout_s: for the slowest rank.
+            value: the root's value, as for `allgather`; those of other ranks are ignored.
+            root: rank whose value is returned.
+            timeout_s: seconds to wait for the slowest rank.
 
         Raises:
-            SettingsError: there is no such rank, or the root's value has something else in it, or
+            SettingsError: there is no such rank, or the root's value contains something else, or
                 too many arrays.
-            CollectiveError: a rank was lost, makes another call, or is late.
+            CollectiveError: a rank is lost, in another call, or late.
         """
         _check_root(root, self.size)
         text = f"broadcast from rank {root}"
@@ -137,19 +137,19 @@ class RankGroup:
         return self._run(text, timeout_s, lambda call: self._receive(call, root))
 
     def allreduce(self, value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Return the sum of what all ranks brought, or another reduction, on every rank.
+        """Return the sum (or another reduction) of all ranks' values, on every rank.
 
-        float16 is summed as float32; integers keep their dtype and wrap around as numpy's do. All
-        ranks have the same bits: sums are taken in rank order.
+        float16 is summed as float32; integers keep their dtype and wrap around as in numpy. All
+        ranks get the same bits: sums are taken in rank order.
 
         Args:
-            value: as for `allgather`, of the same shapes and dtypes on all ranks.
+            value: as for `allgather`, with the same shapes and dtypes on all ranks.
             op: "sum", "mean" (of floats), "min" or "max".
-            timeout_s: for the slowest rank.
+            timeout_s: seconds to wait for the slowest rank.
 
         Raises:
-            SettingsError: the value has something else in it, or op does not fit it.
-            CollectiveError: a rank was lost, makes another call, brings other shapes, or is late.
+            SettingsError: the value contains something else, or op does not fit it.
+            CollectiveError: a rank is lost, in another call, has other shapes, or is late.
         """
         _check_op(op)
         form, arrays = layout.taken_apart(value)
@@ -159,7 +159,7 @@ class RankGroup:
         return self._run(text, timeout_s, lambda call: self._reduce(call, form, arrays, op))
 
     def close(self, reason: str = "has ended") -> None:
-        """Leave: ranks that make a further call are told that this one has ended."""
+        """Leave: later calls of other ranks fail, because this rank has ended."""
         self._offers.end(reason)
         self._links.close()
         self._memory.clear()
@@ -178,10 +178,10 @@ class RankGroup:
         try:
             self._links.open(self._deadline_s)
             return algorithm(call)
-        except BaseException as error:  # Ctrl-C too: ranks are no longer in step
+        except BaseException as error:  # even Ctrl-C: ranks are no longer in step
             interrupted = CollectiveError(f"rank {self.rank} was interrupted in {call}")
             self._broken = error if isinstance(error, CollectiveError) else interrupted
-            self.close(f"has failed in {call}")  # nobody waits for what this rank would fetch
+            self.close(f"has failed in {call}")  # no peer waits for this rank's fetches
             raise
 
     def _gather(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays) -> list[Any]:
@@ -206,7 +206,7 @@ class RankGroup:
         offer.views[MADE] = [bytes_of(each) for each in arrays]  # its own slice among them
         offer.ready[MADE] = form.num_bytes
         self._offer(offer, arrays)
-        # The root needs nothing; it asks, to learn of a rank that makes another call.
+        # The root needs nothing; it asks so that it learns of a rank in another call.
         self._fetch(
             [Wanted(rank, ArrayFetch(call, LAYOUT, 0, 0, last=True)) for rank in self._others]
         )
@@ -218,7 +218,7 @@ class RankGroup:
         data = self._memory.take(form.num_bytes).data
         bounds = layout.bounds(len(data), self.size)
         if len(data) <= FEW_BYTES:
-            offer = CallOffer(call, [root])  # in its next call this rank could not answer the root
+            offer = CallOffer(call, [root])  # the next call could not answer the root
             self._offers.post(offer)
             self._fetch([_wanted(call, root, BROUGHT, 0, data, last=True)])
             self._wait(offer)
@@ -232,8 +232,8 @@ class RankGroup:
         return layout.put_together(form, layout.arrays_of(form, data))
 
     def _reduce(self, call: CollectiveCall, form: ValueLayout, arrays: Arrays, op: Op) -> Any:
-        """Reduce arrays of one dtype as one; each further dtype is a call of its own."""
-        if not arrays:  # nothing to reduce, and the others to meet
+        """Reduce arrays of one dtype as one; each dtype takes its own call."""
+        if not arrays:  # nothing to reduce, but the ranks must meet
             self._gather(call, form, arrays)
         dtypes = sorted({each.dtype.str for each in arrays})
         reduced: dict[int, Array] = {}
@@ -281,7 +281,7 @@ class RankGroup:
         start, stop = bounds
         step = max(1, _piece_bytes(self.size) // flat.itemsize)
         pieces = [(at, min(at + step, stop)) for at in range(start, stop, step)] or [(start, stop)]
-        # Bytes of the next piece come while one is added.
+        # The next piece arrives while one is added.
         count = min(step, stop - start)
         taken = self._memory.take(2 * self.size * count * flat.itemsize)
         spare = taken.view(flat.dtype).reshape(2, self.size, count)
@@ -346,7 +346,7 @@ class RankGroup:
 
     def _wait(self, offer: CallOffer) -> None:
         self._offers.wait_fetched(offer, self._deadline_s, self._timeout_s)
-        offer.views = [(), ()]  # they would hold the memory of the result
+        offer.views = [(), ()]  # they would keep the result's memory
 
 
 def _piece_bytes(num_ranks: int) -> int:
@@ -381,7 +381,7 @@ def _check_dtype(op: str, dtype: np.dtype[Any]) -> None:
     if op in ("min", "max") and dtype.kind == "c":
         raise SettingsError(f"complex numbers have no order: op={op!r} takes others, got {dtype}")
     if op == "sum" and dtype.kind == "b":
-        raise SettingsError("op='sum' of booleans has no count: take integers, or op='max'")
+        raise SettingsError("op='sum' does not count booleans; pass integers, or use op='max'")
 
 
 def _joined(arrays: Arrays) -> Array:

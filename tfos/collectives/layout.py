@@ -1,6 +1,6 @@
 """A value as bytes: an array, or a list, tuple or dict of arrays, one after the other.
 
-Covers: which arrays a value has, its bytes without a copy, the value made of bytes again; slices.
+Covers: a value's arrays, its bytes without a copy, the value rebuilt from bytes; slices.
 Does not: send anything.      Threads: any.
 """
 
@@ -22,7 +22,7 @@ _KINDS = "biufc"
 _MAX_TEXT_ARRAYS = 3
 _MAX_TEXT_CHARS = 160
 MAX_ENCODED_BYTES = DEFAULT_LIMITS.max_reply_bytes
-"""Of a layout that a peer asks for: about 170,000 numbers, or 20,000 variables with their names."""
+"""Largest layout that a peer may get: about 170,000 numbers, or 20,000 variables with names."""
 
 
 class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +41,7 @@ class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ValueLayout(msgspec.Struct, frozen=True, array_like=True):
-    """A value: its arrays in order, and what holds them."""
+    """A value: its arrays in order, and their container."""
 
     kind: Literal["array", "list", "tuple", "dict"]
     arrays: tuple[ArrayLayout, ...]
@@ -57,7 +57,7 @@ class ValueLayout(msgspec.Struct, frozen=True, array_like=True):
             text = f"{self.kind} of {text}"
         if len(self.arrays) <= _MAX_TEXT_ARRAYS and len(text) <= _MAX_TEXT_CHARS:
             return text
-        # What is left out tells it from others that begin alike.
+        # The digest tells it from other values with the same beginning.
         digest = hashlib.blake2b(encode(self), digest_size=6).hexdigest()
         rest = f"{len(self.arrays)} arrays, {self.num_bytes:,} bytes, kinds {digest}"
         return f"{text[:_MAX_TEXT_CHARS]}… ({rest})"
@@ -73,13 +73,13 @@ decode = msgspec.msgpack.Decoder(ValueLayout).decode
 
 
 def taken_apart(value: Any) -> tuple[ValueLayout, list[Array]]:
-    """Return the layout of a value and its arrays, contiguous, without a copy where they are.
+    """Return the layout of a value and its arrays, contiguous, without a copy if they already are.
 
     Args:
         value: a number or array, or a list, tuple or dict with text keys of these.
 
     Raises:
-        SettingsError: it has something else in it.
+        SettingsError: it contains something else.
     """
     kind, parts = "array", [value]
     keys: tuple[str, ...] = ()
@@ -95,26 +95,26 @@ def taken_apart(value: Any) -> tuple[ValueLayout, list[Array]]:
 
 
 def check_tells(layout: ValueLayout) -> None:
-    """Refuse a value whose layout is no answer to a peer: it has too many arrays.
+    """Refuse a value with too many arrays: its layout would not fit into a reply.
 
     Raises:
-        SettingsError: it has the number.
+        SettingsError: names the number of arrays.
     """
     num_bytes = len(encode(layout))
     if num_bytes > MAX_ENCODED_BYTES:
         raise SettingsError(
-            f"a {layout.kind} of {len(layout.arrays):,} arrays is told to the other ranks in "
-            f"{num_bytes:,} bytes, of {MAX_ENCODED_BYTES:,} at most: each element is an array of "
-            "its own. Of a list of numbers bring np.asarray(list), else fewer and larger arrays"
+            f"the layout of a {layout.kind} of {len(layout.arrays):,} arrays takes "
+            f"{num_bytes:,} bytes, more than {MAX_ENCODED_BYTES:,}: each element is an array of "
+            "its own. Pass a list of numbers as np.asarray(list), else fewer and larger arrays"
         )
 
 
 def put_together(layout: ValueLayout, arrays: Sequence[Array]) -> Any:
-    """Return the value that `taken_apart` made these of.
+    """Return the value from which `taken_apart` made the arrays.
 
     Args:
-        layout: of the value.
-        arrays: in order.
+        layout: layout of the value.
+        arrays: its arrays in order.
     """
     if layout.kind == "array":
         return arrays[0]
@@ -124,7 +124,7 @@ def put_together(layout: ValueLayout, arrays: Sequence[Array]) -> Any:
 
 
 def arrays_of(layout: ValueLayout, data: memoryview) -> list[Array]:
-    """Return the arrays over these bytes, without a copy; `data` has exactly `num_bytes`."""
+    """Return arrays over these bytes, without a copy; `data` has exactly `num_bytes`."""
     arrays, start = [], 0
     for each in layout.arrays:
         stop = start + each.num_bytes
@@ -135,7 +135,7 @@ def arrays_of(layout: ValueLayout, data: memoryview) -> list[Array]:
 
 
 def cut(views: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
-    """Return bytes start to stop of views that lie one after the other."""
+    """Return bytes start to stop of views that follow one another."""
     found, at = [], 0
     for view in views:
         first, last = max(start - at, 0), min(stop - at, len(view))
@@ -153,16 +153,16 @@ def bounds(count: int, num_parts: int) -> list[int]:
 def _as_array(part: Any) -> Array:
     if isinstance(part, dict) or _holds_arrays(part):
         raise SettingsError(
-            "collective calls take arrays, and a list, tuple or dict of them; inside of it they "
-            f"got a {type(part).__name__}. Bring each of its arrays as an element of the outer "
-            "one, in a dict under a key of its own such as 'layers/0'"
+            "collective calls take arrays, or a list, tuple or dict of arrays, but an element is "
+            f"a {type(part).__name__}. Pass each of its arrays as an element of the outer "
+            "container, in a dict under its own key such as 'layers/0'"
         )
     try:
         array = np.asarray(part)
     except ValueError as error:
         raise SettingsError(
-            f"collective calls take arrays, got a {type(part).__name__} that is none: {error}. "
-            "Bring its rows as arrays of one list"
+            f"collective calls take arrays, got a {type(part).__name__} that is not one: {error}. "
+            "Pass its rows as arrays in a list"
         ) from error
     if array.dtype.kind not in _KINDS:
         raise SettingsError(
@@ -171,15 +171,15 @@ def _as_array(part: Any) -> Array:
         )
     if isinstance(part, np.ma.MaskedArray):
         raise SettingsError(
-            "a masked array has no mask at its arrival: pass its filled() values, and its mask as "
-            "an array beside them"
+            "the mask of a masked array is not transferred: pass its filled() values, and its "
+            "mask as another array"
         )
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)  # of files that are big-endian
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)  # for big-endian files
     return np.ascontiguousarray(native).reshape(array.shape)
 
 
 def _holds_arrays(part: Any) -> bool:
-    """Whether a list begins with an array; numpy would stack them, if their shapes are equal."""
+    """Whether a list begins with an array; numpy would stack arrays of equal shapes."""
     if not isinstance(part, list | tuple):
         return False
     while isinstance(part, list | tuple) and part:
@@ -188,9 +188,9 @@ def _holds_arrays(part: Any) -> bool:
 
 
 def _instead_of(part: Any, array: Array) -> str:
-    """Return what to bring in the place of a value that is no array of numbers."""
+    """Return what to pass instead of a value that is not an array of numbers."""
     if array.dtype.name == "bfloat16":
-        return "; bring x.astype('float32')"
+        return "; pass x.astype('float32')"
     if hasattr(part, "get_weights"):
-        return "; bring its get_weights()"
+        return "; pass its get_weights()"
     return ""

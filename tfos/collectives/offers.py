@@ -1,6 +1,6 @@
-"""Offers: what this process has for its peers in the collective call that it makes now.
+"""Offers: what this process has for its peers in its current collective call.
 
-Covers: the RPC handler that sends it, waiting until all peers have it, peers that are gone.
+Covers: the RPC handler that sends it, the wait until all peers have it, lost peers.
 Does not: fetch from peers or reduce (group).
 Threads: one per peer in `handle`, the calling thread in `post` and `wait_fetched`; `_changed`
 guards everything, and every wait has a deadline.
@@ -25,9 +25,9 @@ class CallOffer:
     """What one rank has for the others in one call.
 
     Args:
-        call: which.
+        call: the call.
         fetchers: ranks that will fetch.
-        layout_bytes: of the arrays it brought, where peers need that.
+        layout_bytes: layout of the rank's arrays, if peers need it.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class CallOffer:
         self.fetchers = set(fetchers)
         self.layout_bytes = layout_bytes
         self.views: list[Sequence[memoryview]] = [(), ()]
-        """By part: views one after the other."""
+        """By part: consecutive views."""
         self.ready: list[int] = [0, 0]
-        """By part: how many bytes, from the first, may be fetched."""
+        """By part: number of bytes, from the first, that may be fetched."""
         self.mismatch: RankMismatch | None = None
 
     def has(self, fetch: ArrayFetch) -> bool:
-        """Say whether the bytes are there."""
+        """Say whether the bytes are ready."""
         return fetch.part == LAYOUT or fetch.stop <= self.ready[fetch.part]
 
     def bytes_for(self, fetch: ArrayFetch) -> list[memoryview]:
-        """Return the bytes asked for."""
+        """Return the requested bytes."""
         if fetch.part == LAYOUT:
             return [memoryview(self.layout_bytes)]
         return layout.cut(self.views[fetch.part], fetch.start, fetch.stop)
@@ -59,7 +59,7 @@ class Offers:
     Pass `handle`, `connected` and `disconnected` to its Listener.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
     """
 
     def __init__(self, rank: int) -> None:
@@ -67,15 +67,16 @@ class Offers:
         self._changed = threading.Condition()
         self._current: CallOffer | None = None
         self._connections: Counter[Identity] = Counter()
-        """Of peers to this process; a peer that replaces one has two for a while."""
+        """Number of connections per peer; a peer that replaces its connection has two for a
+        while."""
         self._gone: set[int] = set()
         self._ended = ""
 
     def handle(self, call: Call) -> None:
-        """Answer a peer: with the bytes, with NOT_YET, or with what does not fit."""
+        """Answer a peer with the bytes, with NOT_YET, or with the mismatch."""
         try:
             if call.peer.role is not Role.WORKER:
-                raise ProtocolError(f"{call.peer} is no rank; only workers exchange arrays")
+                raise ProtocolError(f"{call.peer} is not a rank; only workers exchange arrays")
             fetch = messages.decode(call.meta)
             if call.payload_bytes:
                 raise ProtocolError(f"a fetch has no payload, got {call.payload_bytes} bytes")
@@ -102,7 +103,7 @@ class Offers:
                 self._connections[peer] += 1
 
     def disconnected(self, peer: Identity) -> None:
-        """Note that a peer's connection has ended: after its last one it fetches nothing more."""
+        """Note that a peer's connection has ended; after the last one it fetches no more."""
         if peer.role is Role.WORKER:
             with self._changed:
                 self._connections[peer] -= 1
@@ -111,27 +112,27 @@ class Offers:
                     self._changed.notify_all()
 
     def post(self, offer: CallOffer) -> None:
-        """Answer peers from this offer from now on, in the place of the one before."""
+        """From now on, answer peers from this offer instead of the previous one."""
         with self._changed:
             self._current = offer
             self._changed.notify_all()
 
     def grow(self, offer: CallOffer, part: int, ready_bytes: int) -> None:
-        """Let peers fetch so many bytes of a part."""
+        """Let peers fetch this many bytes of a part."""
         with self._changed:
             offer.ready[part] = ready_bytes
             self._changed.notify_all()
 
     def wait_fetched(self, offer: CallOffer, deadline_s: float, timeout_s: float) -> None:
-        """Return when every peer has what it needs: the caller may change its arrays then.
+        """Return when every peer has what it needs; the caller may then change its arrays.
 
         Args:
-            offer: the current one.
-            deadline_s: monotonic.
-            timeout_s: what the deadline was made of, for the error.
+            offer: the current offer.
+            deadline_s: monotonic time of the deadline.
+            timeout_s: the timeout behind the deadline, for the error.
 
         Raises:
-            RankLost, RankMismatch, CollectiveTimeout: they do not come.
+            RankLost, RankMismatch, CollectiveTimeout: the peers do not fetch.
         """
         with self._changed:
             while offer.fetchers:
@@ -152,13 +153,13 @@ class Offers:
             self._changed.notify_all()
 
     def _offer_for(self, fetch: ArrayFetch, peer: int) -> CallOffer | None:
-        """Wait for the offer that holds these bytes; None: it is not there yet."""
+        """Wait for the offer that has these bytes; None: it is not ready yet."""
         deadline_s = time.monotonic() + MAX_HOLD_S
         with self._changed:
             while True:
                 if self._ended:
                     raise RankLost(
-                        f"rank {self._rank} {self._ended}, rank {peer} is in {fetch.call}"
+                        f"rank {self._rank} {self._ended}, but rank {peer} is in {fetch.call}"
                     )
                 offer = self._current
                 if offer is not None and offer.call.number >= fetch.call.number:
@@ -175,7 +176,7 @@ class Offers:
             return
         calls = sorted([(peer, str(fetch.call)), (self._rank, str(offer.call))])
         mismatch = RankMismatch(
-            f"{', '.join(f'rank {rank} calls {call}' for rank, call in calls)}: every rank must "
+            f"{', '.join(f'rank {rank} calls {call}' for rank, call in calls)}. Every rank must "
             "make the same collective calls in the same order, with arrays of one shape and dtype"
         )
         offer.mismatch = offer.mismatch or mismatch
@@ -184,11 +185,11 @@ class Offers:
 
 
 def timeout_text(rank: int, call: CollectiveCall, missing: Iterable[int], timeout_s: float) -> str:
-    """Return the sentence of a wait that took too long."""
+    """Return the message of a wait that timed out."""
     names = ", ".join(f"rank {each}" for each in sorted(missing))
     return (
-        f"rank {rank} has waited {timeout_s:g} s in {call} for {names}: every rank must make the "
-        "call, and none may be later than timeout_s"
+        f"rank {rank} has waited {timeout_s:g} s in {call} for {names}. Every rank must make the "
+        "call, and none later than timeout_s"
     )
 
 

@@ -1,5 +1,5 @@
 """Estimators' core: a fit of a Keras model on a DataFrame, from checked columns to a model's bytes.
 
 Covers: columns, the recipe of a model, what runs in workers, slots that fits share, evaluation.
-Does not: have an interface of its own: tfos.ml and tfos.orca are the ways in.
+Does not: have an interface of its own: users call tfos.ml or tfos.orca.
 """

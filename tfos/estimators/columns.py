@@ -24,15 +24,15 @@ _TIMES = {"date", "timestamp", "timestamp_ntz"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnPlan:
-    """The columns of a fit, by what they are for."""
+    """The columns of a fit, by their role."""
 
     features: tuple[str, ...]
     labels: tuple[str, ...] = ()
     weight: str | None = None
     validation: str | None = None
-    """True or not 0 where a row validates; it is not fed."""
+    """Column that is true or not 0 where a row validates; it is not fed."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The caller's names of arguments that are called otherwise than Params of spark.ml."""
+    """The caller's argument names that differ from the Params of spark.ml."""
 
     @property
     def fed(self) -> list[str]:
@@ -52,7 +52,7 @@ class ColumnPlan:
             fields: name and type of the DataFrame's columns.
 
         Raises:
-            SettingsError: a column is missing, there twice, or of a type that has no place; names
+            SettingsError: a column is missing, named twice, or of an unsupported type; names
                 column, type and remedy.
         """
         names = [name for name, _ in fields]
@@ -81,25 +81,25 @@ class ColumnPlan:
 
         Args:
             fields: name and type of the DataFrame's columns.
-            inputs: of the model, in its own order; empty: unknown.
+            inputs: the model's inputs, in its own order; empty: unknown.
             outputs: names, in the model's own order; empty: unknown.
 
         Raises:
-            SettingsError: another number of columns than of inputs or outputs, a column with the
-                name of another one, text or timestamps where an input takes numbers, floats where
-                it takes ids, or several columns where it takes lists of any length.
+            SettingsError: the number of columns differs from that of inputs or outputs, two columns
+                have the same name, an input of numbers gets text or timestamps, an input of ids
+                gets floats, or an input of lists of any length gets several columns.
         """
         if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
                 f"the model has {len(inputs)} inputs, {self._word('featuresCols')} is "
-                f"{list(self.features)}: name one column per input, in the order of the inputs: "
-                f"{list(inputs)}, of a dict its sorted keys"
+                f"{list(self.features)}. Name one column per input, in the order of the inputs: "
+                f"{list(inputs)}; for a dict, its sorted keys"
             )
         if len(outputs) > 1 and len(self.labels) != len(outputs):
             raise SettingsError(
                 f"the model has {len(outputs)} outputs, {self._word('labelCols')} is "
-                f"{list(self.labels)}: name one column per output, in the order of the outputs: "
-                f"{list(outputs)}, of a dict its sorted keys"
+                f"{list(self.labels)}. Name one column per output, in the order of the outputs: "
+                f"{list(outputs)}; for a dict, its sorted keys"
             )
         features, _ = self._in_order(list(inputs), outputs)
         if len(inputs) == 1:
@@ -114,15 +114,15 @@ class ColumnPlan:
             (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
                 raise SettingsError(
-                    f"feature column {leaf}: the model takes {dtype} there; StringIndexer makes "
-                    "numbers of text, F.col(name).cast('string') text of numbers"
+                    f"feature column {leaf}: the model takes {dtype} there. StringIndexer turns "
+                    "text into numbers, F.col(name).cast('string') numbers into text"
                 )
             dataframe_columns.check_times(leaf, dtype)
             if info.is_id:
                 dataframe_columns.check_ids(leaf, dtype)
 
     def times(self, fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
-        """Return the features that are timestamps, of which only the driver knows it.
+        """Return the features that are timestamps, which only the driver knows.
 
         Args:
             fields: name and type of the DataFrame's columns.
@@ -135,7 +135,7 @@ class ColumnPlan:
         """Return the arguments of `ctx.dataset` that select these columns.
 
         Args:
-            inputs: names of the model's inputs; empty: it has none that are fixed.
+            inputs: names of the model's inputs; empty: it has no fixed inputs.
             outputs: names of its outputs.
 
         Raises:
@@ -158,7 +158,7 @@ class ColumnPlan:
         )
 
     def _roles(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return what users call them, with the columns."""
+        """Return the users' names of the roles, with the columns."""
         one = [("weightCol", self.weight), ("validationCol", self.validation)]
         roles = [("featuresCols", self.features), ("labelCols", self.labels)]
         roles += [(role, (name,)) for role, name in one if name is not None]
@@ -190,7 +190,7 @@ def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
         raise SettingsError(
             f"{what} is {leaf}; it must be numbers"
             + ("" if is_list else ", one per row")
-            + ": StringIndexer makes numbers of text, F.col(name).cast('double') of the rest"
+            + ": StringIndexer turns text into numbers, F.col(name).cast('double') other types"
         )
 
 
@@ -218,7 +218,7 @@ def named(what: str, columns: str | Sequence[str] | None) -> tuple[str, ...]:
         return (columns,)
     names: tuple[Any, ...] = (None,)
     if not isinstance(columns, Mapping):
-        with contextlib.suppress(TypeError):  # a Column of Spark looks as if it had items
+        with contextlib.suppress(TypeError):  # a Spark Column looks iterable
             names = tuple(columns)
     if not all(isinstance(each, str) for each in names):
         raise SettingsError(f"{what} must be a name or a list of names, got {columns!r}")

@@ -1,4 +1,4 @@
-"""A trained model's file in pieces: what each worker answers, and one file of these answers.
+"""A trained model's file in pieces: the answers of each worker, and the file made from them.
 
 Covers: cutting, joining, and the check that all pieces are of one worker's file.
 Does not: ask (tfos.estimators.training) or answer (program).
@@ -15,11 +15,11 @@ PIECE_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 _SIZE_BYTES = 8
 _AT_ONCE = 16
-"""Pieces of one ask, which is one Spark job: spark.driver.maxResultSize bounds its bytes."""
+"""Pieces per request, which is one Spark job: spark.driver.maxResultSize bounds its bytes."""
 NEEDED_BYTES = 2 * _AT_ONCE * PIECE_BYTES
-"""Of that setting: the pieces of one job, and as much for what Spark adds to them."""
+"""Least spark.driver.maxResultSize: the pieces of one job, and as much again for Spark's own."""
 _MAX_IDLE = 10
-"""Asks per worker that bring nothing new before it is given up."""
+"""Requests per worker without a new piece before the file is given up."""
 Ask = Callable[[list[int]], Sequence[bytes]]
 
 
@@ -27,7 +27,7 @@ class FilePieces:
     """A file, cut into pieces.
 
     Args:
-        content: of the file.
+        content: the file's bytes.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -35,7 +35,7 @@ class FilePieces:
         self._head = _head(content)
 
     def piece(self, place: int) -> bytes:
-        """Return one piece, behind the digest and size of the whole file.
+        """Return one piece, after the digest and size of the whole file.
 
         Args:
             place: number of the piece, from 0.
@@ -46,15 +46,15 @@ class FilePieces:
 def joined(ask: Ask, num_workers: int) -> bytes:
     """Return the file of one worker.
 
-    Any worker may answer, and their files differ, if only by the time in them: the pieces of each
-    file are kept until one is whole.
+    Any worker may answer, and their files differ, at least in the timestamps. So the pieces of
+    each file are kept until one file is complete.
 
     Args:
         ask: returns the pieces of these numbers, in order.
-        num_workers: that may answer.
+        num_workers: number of workers that may answer.
 
     Raises:
-        NoResultError: no further piece of a file came, again and again.
+        NoResultError: no further piece of a file came in many requests.
     """
     files: dict[bytes, dict[int, bytes]] = {}
     asked, num_idle = [0], 0
@@ -73,7 +73,7 @@ def joined(ask: Ask, num_workers: int) -> bytes:
             return content
     raise NoResultError(
         f"the trained model did not come back whole: the last {num_idle} requests, answered by any "
-        f"of {num_workers} workers, brought nothing new of it. Train with one worker, or by "
+        f"of {num_workers} workers, brought no new piece. Train with one worker, or use "
         "TFCluster and ctx.export"
     )
 

@@ -1,7 +1,7 @@
-"""Finite training: the end of a fit without servers whose loss or weights are NaN.
+"""Finite training: ends a fit without servers if its loss or weights are NaN.
 
-Covers: what servers refuse in each push, where there are none.
-Does not: look at rows: a loss of the user's may leave out those of NaN.
+Covers: what servers refuse in each push, for fits without servers.
+Does not: look at rows: a user's loss may skip rows with NaN.
 Runs in: workers. Keras is imported in functions only.
 """
 
@@ -32,7 +32,7 @@ class _Watch:
         self.epoch = epoch
 
     def look(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Refuse a loss that is no number, and stays that for the rest of the training."""
+        """Refuse a loss that is NaN, and stays so for the rest of the training."""
         if math.isnan(float((logs or {}).get("loss", 0.0))):
             raise NonFiniteGradient(
                 f"the loss is NaN after step {batch + 1} of epoch {self.epoch + 1}, and so are the "
@@ -52,7 +52,7 @@ def check_finite(model: Any) -> None:
     """Refuse a trained model that can only answer NaN.
 
     Args:
-        model: of Keras.
+        model: the Keras model.
 
     Raises:
         NonFiniteGradient: names a weight.

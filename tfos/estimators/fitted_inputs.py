@@ -1,4 +1,4 @@
-"""Fitted inputs: features of a fit as a prediction has them: in the inputs' dtypes and shapes.
+"""Fitted inputs: casts a fit's features to the inputs' dtypes and shapes, as in a prediction.
 
 Covers: what ctx.dataset leaves to the model: several columns of one input, lists that are images,
 floats for integers.
@@ -30,20 +30,20 @@ class FittedInputs:
     inputs: tuple[tuple[str, TensorInfo], ...]
     num_outputs: int
     features: tuple[str, ...] = ()
-    """The columns: one per input, in their order, or those of the only one; for errors."""
+    """The columns: one per input, in order, or all columns of the only input. Used in errors."""
     has_named_outputs: bool = False
-    """The model's outputs are a dict. Names of others may be there twice: Keras goes by place."""
+    """Whether the outputs are a dict. Other names may be there twice: Keras goes by position."""
 
     def __call__(self, x: Any, *rest: Any) -> tuple[Any, ...]:
         """Return x, y and weight, x and y as the model takes them.
 
         Args:
             x: array [rows, ...], a tuple of several columns, or by the inputs' names.
-            rest: y and weight, where there are any.
+            rest: y and weight, if there are any.
 
         Raises:
-            SettingsError: a value does not fit its input, or lists of several lengths are in one of
-                several columns.
+            SettingsError: a value does not fit its input, or one of several columns has
+                    lists of several lengths.
         """
         y, weight = rest[:1], rest[1:]
         if self.num_outputs == 1:
@@ -95,15 +95,15 @@ class FittedInputs:
 
 
 def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
-    """Return what fits features to a model's inputs; None: they are not fixed.
+    """Return the map_fn that fits features to a model's inputs; None: the inputs are not fixed.
 
     Args:
-        model: of Keras.
+        model: the Keras model.
         features: the columns.
 
     Raises:
-        SettingsError: there are several for an input of lists of any length, or one has the name of
-            another input.
+        SettingsError: an input of lists of any length has several columns, or a column has the
+            name of another input.
     """
     inputs, outputs = tensors_of(model)
     if not inputs:
@@ -122,7 +122,7 @@ def _joined(part: Any) -> Any:
         return part
     if any(isinstance(each, Ragged) for each in part):
         raise SettingsError(
-            "lists of several lengths cannot be put side by side: pad them, or name one column per "
+            "lists of several lengths cannot be put side by side. Pad them, or name one column per "
             "input of the model"
         )
     return side_by_side(part)

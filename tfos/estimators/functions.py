@@ -1,4 +1,4 @@
-"""Functions by name: what is saved of a user's function is its module and name, never its code.
+"""Functions by name: a user's function is saved as module and name, never as code.
 
 Covers: the reference of a function, and the function of a reference.
 Threads: any; pure.
@@ -14,11 +14,11 @@ from tfos.errors import SettingsError
 
 
 def reference_to(what: str, function: Any) -> str:
-    """Return `module:name` of a function that another program can import; empty of None.
+    """Return `module:name` of a function that another program can import; empty for None.
 
     Args:
         what: name of the argument, for the error.
-        function: of the user.
+        function: the user's function.
 
     Raises:
         SettingsError: its module and name do not give it back: it is in no module, inside another
@@ -31,21 +31,21 @@ def reference_to(what: str, function: Any) -> str:
     found = None if module in ("", "__main__") or "<" in name else _found(reference)
     if isinstance(found, type(function)) and _is_other_version(function, found):
         raise SettingsError(
-            f"{what} {name} of {module} cannot be saved: the module has another version of it by "
-            "now, and another program would import that one. Take it from the module again: "
+            f"{what} {name} of {module} cannot be saved: the module now has another version of "
+            "it, and another program would import that one. Import it again: "
             f"from {module} import {name.partition('.')[0]}"
         )
     if found is None or not _is_same(found, function):
         raise SettingsError(
             f"{what} {name or function!r} of {module or 'no module'} cannot be saved: another "
-            "program could not import it. Define it in a module, at top level; a method of an "
-            "object would lose the object"
+            "program could not import it. Define it at top level of a module. A method would "
+            "lose its object"
         )
     return reference
 
 
 def _found(reference: str) -> Any:
-    """Return what a name leads to; None: nothing."""
+    """Return the object that a name leads to; None: nothing."""
     try:
         return function_of(reference)
     except (ImportError, AttributeError):
@@ -53,7 +53,7 @@ def _found(reference: str) -> Any:
 
 
 def _is_same(found: Any, function: Any) -> bool:
-    """Say whether it is what its name leads to: a method without its object is another function.
+    """Say whether a name leads to the function: a method without its object is another function.
 
     A module that is loaded again has new objects of the same code.
     """
@@ -61,7 +61,7 @@ def _is_same(found: Any, function: Any) -> bool:
         return True
     try:
         return _has_same_code(found, function)
-    except ValueError:  # arrays that differ in defaults or closures have no one answer
+    except ValueError:  # arrays that differ in defaults or closures compare to an array
         return False
 
 
@@ -90,12 +90,12 @@ def _code_of(
 
 
 def _content_of(cell: types.CellType, around: tuple[types.FunctionType, ...]) -> Any:
-    """Return what a function's code takes from around it: a decorator's settings, for one."""
+    """Return what a function's code takes from around it, such as a decorator's settings."""
     try:
         content = cell.cell_contents
     except ValueError:  # not assigned yet
         return None
-    if isinstance(content, type):  # of super(), the class that is compared
+    if isinstance(content, type):  # from super(): the class that is compared
         return content.__module__, content.__qualname__
     if not isinstance(content, types.FunctionType):
         return content
@@ -116,7 +116,7 @@ def _code_of_class(kind: type) -> dict[str, Any]:
 
 
 def function_of(reference: str) -> Any:
-    """Return the function of a reference; None of an empty one."""
+    """Return the function of a reference; None for an empty one."""
     if not reference:
         return None
     module, _, name = reference.partition(":")

@@ -1,11 +1,11 @@
-"""Model files: the models of a directory by the number of their fit, on every file system of tfos.
+"""Model files: a directory's models by number of their fit, on every file system of tfos.
 
     model_dir/model-00001.keras    after the first fit; written whole, then renamed
     model_dir/servers-00001/       checkpoints of the servers, while that fit and those that go on
                                    from it train
     model_dir/model-00001.json     which of these directories holds the state of that model, and its
                                    step there
-    model_dir/fit-00001            that the number is taken; written by the one fit that has it
+        model_dir/fit-00001            marks the number as taken; written by the one fit that has it
 
 Covers: reading, writing, the newest one.      Does not: know Keras.
 Runs in: the driver.
@@ -42,26 +42,26 @@ class SavedFit:
     servers: int | None
     """Number of the servers' directory with its state or a newer one; None: there is none."""
     is_behind: bool = False
-    """Servers have saved there since: a fit that went on from the model has not ended."""
+    """Whether servers have saved since: a fit that continued from the model has not ended."""
 
 
 def servers_dir(model_dir: str, number: int) -> str:
     """Return where the servers of a fit save, and those of fits that go on from it.
 
     Args:
-        model_dir: of all fits.
-        number: of the fit, from 1.
+        model_dir: directory of all fits.
+        number: number of the fit, from 1.
     """
     return _child(model_dir, f"servers-{number:05d}")
 
 
 def take_number(model_dir: str) -> int:
-    """Return a number that no other fit has or gets, also none of another driver.
+    """Return a number that no other fit has or gets, not even from another driver.
 
     Numbers of fits that failed are not used again.
 
     Args:
-        model_dir: of all fits.
+        model_dir: directory of all fits.
 
     Raises:
         SettingsError: the path is refused, or nothing can be written there.
@@ -76,8 +76,8 @@ def take_number(model_dir: str) -> int:
                 return number
     except OSError as error:
         raise SettingsError(
-            f"model_dir={model_dir} takes no models: {error}. Pass a directory in which the driver "
-            "may write"
+            f"model_dir={model_dir} takes no models: {error}. Pass a directory that the driver "
+            "can write"
         ) from error
 
 
@@ -86,19 +86,19 @@ def write_fit(
 ) -> int | None:
     """Write the model after a fit; return the number of the directory with its servers' state.
 
-    None where the newest checkpoint there is older than the model, as after a failed last save.
+    None if the newest checkpoint there is older than the model, as after a failed last save.
 
     Args:
-        model_dir: of all fits.
-        number: of the fit, from 1.
-        content: of a `.keras` file.
-        servers: number of the directory in which the fit's servers saved; None: no server had a
-            part.
-        updates: of the servers' parameters at the end of the fit.
+        model_dir: directory of all fits.
+        number: number of the fit, from 1.
+        content: bytes of a `.keras` file.
+        servers: number of the directory in which the fit's servers saved; None: the fit had no
+            servers.
+        updates: number of updates of the servers' parameters at the end of the fit.
     """
     found: dict[str, int | None] = {}
     if servers is not None:
-        with contextlib.suppress(CheckpointError):  # not to be read now: unknown
+        with contextlib.suppress(CheckpointError):  # unreadable now: unknown
             found["step"] = step = _newest_step(model_dir, servers)
             place = Storages()(servers_dir(model_dir, servers))
             saved = 0 if step is None else clock_of(place, step)
@@ -109,10 +109,10 @@ def write_fit(
 
 
 def newest_state(model_dir: str) -> SavedFit:
-    """Return what a fit goes on from.
+    """Return the state that the next fit continues from.
 
-    A directory in which no server has saved a whole checkpoint is passed over: its fit ended before
-    its first one.
+    A directory without a whole checkpoint of a server is skipped: its fit ended before the
+    first checkpoint.
 
     Raises:
         SettingsError: there is neither a model nor a checkpoint of servers.
@@ -122,7 +122,7 @@ def newest_state(model_dir: str) -> SavedFit:
     except OSError as error:
         raise SettingsError(f"model_dir={model_dir} cannot be read: {error}") from error
     model = max(models, default=0)
-    newer = [number for number in all_servers if number > model]  # of fits that have not ended
+    newer = [number for number in all_servers if number > model]  # from fits that have not ended
     for number in sorted(newer, reverse=True):
         if _has_saved(model_dir, number):
             return SavedFit(model, number, is_behind=True)
@@ -132,14 +132,14 @@ def newest_state(model_dir: str) -> SavedFit:
 
 
 def state_of(model_dir: str, model: int) -> SavedFit:
-    """Return the state that a fit which goes on from a model begins with.
+    """Return the initial state of a fit that continues from a model.
 
     Args:
-        model_dir: of all fits.
+        model_dir: directory of all fits.
         model: number of the model.
 
     Raises:
-        SettingsError: the record beside the model is none.
+        SettingsError: the file beside the model is not a fit's record.
     """
     record = _record(model_dir, model)
     try:
@@ -148,7 +148,7 @@ def state_of(model_dir: str, model: int) -> SavedFit:
         is_known = servers is not None and "step" in found
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
-            f"{record} is no record of a fit: {error}. load({fit_file(model_dir, model)!r}) takes "
+            f"{record} is not a fit's record: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
     newest = None
@@ -159,15 +159,15 @@ def state_of(model_dir: str, model: int) -> SavedFit:
 
 
 def _has_saved(model_dir: str, servers: int) -> bool:
-    """Say whether a fit can go on from there, which is told of what is no whole checkpoint."""
+    """Say whether a fit can continue from there; that fit warns of incomplete checkpoints."""
     try:
         return _newest_step(model_dir, servers, is_told=True) is not None
-    except CheckpointError:  # not to be read now: the fit that goes on from there will say why
+    except CheckpointError:  # unreadable now: the fit that continues from there says why
         return True
 
 
 def _newest_step(model_dir: str, servers: int, *, is_told: bool = False) -> int | None:
-    """Return the step that a fit would go on from; None: there is none.
+    """Return the step that a fit would continue from; None: there is none.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -180,7 +180,7 @@ def write_model(path: str, content: bytes) -> None:
 
     Args:
         path: path or URL of the file.
-        content: of a `.keras` file.
+        content: bytes of a `.keras` file.
 
     Raises:
         SettingsError: the path is refused.
@@ -197,7 +197,7 @@ def read_model(path: str) -> bytes:
         path: path or URL of the file.
 
     Raises:
-        SettingsError: the path is refused, or there is no file, or a directory.
+        SettingsError: the path is refused, or it is missing or a directory.
         OSError: the file system failed.
     """
     place = _location(path)
@@ -208,8 +208,8 @@ def read_model(path: str) -> bytes:
         raise SettingsError(f"no model is at {path}; save() writes one") from error
     except IsADirectoryError as error:
         raise SettingsError(
-            f"{path} is a directory, as of a SavedModel, and a model is read from one file. Keras "
-            "3's model.save('name.keras') writes it"
+            f"{path} is a directory, such as a SavedModel; pass one file. Keras 3's "
+            "model.save('name.keras') writes it"
         ) from error
 
 
@@ -217,8 +217,8 @@ def fit_file(model_dir: str, number: int) -> str:
     """Return the path of the model after a fit.
 
     Args:
-        model_dir: of all fits.
-        number: of the fit, from 1.
+        model_dir: directory of all fits.
+        number: number of the fit, from 1.
     """
     return _child(model_dir, f"model-{number:05d}.keras")
 

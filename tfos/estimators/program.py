@@ -31,10 +31,10 @@ from tfos.feed.dataframe_columns import Leaf
 from tfos.keras.data.dataset_order import check_order
 
 MODEL_FEED = "model"
-"""Rows are numbers of pieces."""
+"""Its rows are numbers of pieces."""
 _FEEDS = ("input", "validation")
 _ENDING = ("_TakeDataset", "_TakeWhileDataset")
-"""TensorFlow's datasets that end one without an end, after a number that nobody knows."""
+"""TensorFlow's datasets that cut an endless dataset after a number of batches not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class FedData:
     """Rows of one worker's step."""
     feed: str = "input"
     times: tuple[Leaf, ...] = ()
-    """Those of the features that are timestamps: they reach the worker as integers."""
+    """Features that are timestamps; they reach the worker as integers."""
 
     def begun(self) -> FedData:
         """Return itself: a feed begins with its first row."""
         return self
 
     def dataset(self, ctx: Any, model: Any) -> Any:
-        """Return what `fit` takes.
+        """Return the dataset that `fit` takes.
 
         Args:
             ctx: the node's context.
-            model: its inputs and outputs have a column each.
+            model: has an input or output per column.
 
         Raises:
             SettingsError: an input of floats would round timestamps.
@@ -70,7 +70,7 @@ class FedData:
         return ctx.dataset(self.batch_size, feed=self.feed, **given)
 
     def held(self, ctx: Any, model: Any) -> Any:
-        """Return what validates: fed rows, whose metrics the workers add up; as `dataset`."""
+        """Return the validation data: fed rows, whose metrics the workers add up; see `dataset`."""
         return self.dataset(ctx, model)
 
 
@@ -80,14 +80,14 @@ class MadeData:
 
     make: Callable[[], Any]
     seed: int = 0
-    """Of Keras while it is made, of numpy and Python also where it is read first; the same in all
-    workers."""
+    """Keras' seed while the dataset is made, and numpy's and Python's also while it is first read.
+    All workers have the same."""
 
     def begun(self) -> MadeData:
         """Make the dataset, before the worker has a seed of its own.
 
-        Workers take turns in its batches: if `make` shuffles, its order must be that of the others,
-        or batches would be trained twice and others never.
+        Workers take turns in its batches. If `make` shuffles, all workers must shuffle alike;
+        otherwise some batches are trained twice and others never.
         """
         import keras
 
@@ -100,10 +100,10 @@ class MadeData:
 
         Args:
             ctx: the node's context.
-            model: has its weights and layers: what they drew is this worker's own.
+            model: has its weights and layers; their random draws are this worker's own.
 
         Raises:
-            SettingsError: it has no end; or no order, and several workers would take turns in its
+            SettingsError: it has no end; or it has no order, and several workers take turns in its
                 batches.
         """
         made = self.held(ctx, model)
@@ -128,9 +128,9 @@ class MadeData:
         made = self.make()
         if _is_endless(made):
             raise SettingsError(
-                f"the function of data returned a dataset without an end ({made!r}), of which one "
-                "epoch, or one evaluation, would never end: leave repeat() out, since epochs= "
-                "passes over the data again, or end it by take(number of batches)"
+                f"the function of data returned a dataset without an end ({made!r}), so one epoch "
+                "or evaluation would never end. Leave out repeat(), since epochs= repeats the "
+                "data; or end it with take(number of batches)"
             )
         return made
 
@@ -144,7 +144,7 @@ class FitProgram:
     validation: FedData | MadeData | None
     epochs: int
     consistency: str | None
-    """Of `ctx.distribute`; None: the one worker trains alone."""
+    """Mode of `ctx.distribute`; None: the one worker trains alone."""
     staleness_bound: int | None = None
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
     class_weight: Mapping[int, float] | None = None
@@ -165,18 +165,18 @@ class FitProgram:
         model = self.recipe.build(is_distributed=self.consistency is not None)
         if not self.recipe.content and ctx.rank == 0:
             check_saved(model, self.recipe.custom_objects)
-            warn_of_predictions(model)  # of model=, the driver has
+            warn_of_predictions(model)  # for model=, the driver has warned
         if self.learning_rate is not None:
             model.optimizer.learning_rate = self.learning_rate
         if self.consistency is not None:
             bound = self.staleness_bound
             ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
-        watching = [finite_loss()] if self.consistency is None else []  # servers look themselves
+        watching = [finite_loss()] if self.consistency is None else []  # servers check it
         rows = data.dataset(ctx, model)
         model.fit(
             rows,
-            shuffle=not isinstance(rows, tf.data.Dataset),  # whose order is its own: Keras warns
+            shuffle=not isinstance(rows, tf.data.Dataset),  # has its own order: Keras would warn
             epochs=self.epochs,
             validation_data=validation and validation.held(ctx, model),
             callbacks=[*ctx.callbacks(), *watching, *of_rank(made, ctx.rank)],
@@ -185,7 +185,7 @@ class FitProgram:
         )
         if self.consistency is None:
             check_finite(model)
-        for feed in _FEEDS:  # what EarlyStopping leaves
+        for feed in _FEEDS:  # the rows that EarlyStopping leaves
             ctx.get_data_feed(qname_in=feed).terminate()
         _answer(ctx, model)
 
@@ -208,7 +208,7 @@ class EvaluateProgram:
 
 
 def _is_endless(dataset: Any) -> bool:
-    """Say whether it is known to repeat for ever; filter() and the like only hide it."""
+    """Say whether it is known to repeat forever; filter() and similar methods hide that."""
     import tensorflow as tf
 
     while isinstance(dataset, tf.data.Dataset):
@@ -222,7 +222,7 @@ def _is_endless(dataset: Any) -> bool:
 
 
 def _answer(ctx: Any, model: Any) -> None:
-    """Answer rows of the feed `model` by pieces of the model's file."""
+    """Answer rows of the feed `model` with pieces of the model's file."""
     feed = ctx.get_data_feed(train_mode=False, qname_in=MODEL_FEED)
     pieces: FilePieces | None = None
     while not feed.should_stop():

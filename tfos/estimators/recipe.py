@@ -23,38 +23,38 @@ from tfos.predict.loading import EXPORT, input_infos, input_names, output_names
 from tfos.predict.signature import ModelSignature, TensorInfo
 
 _NAMED = (
-    "Its own layers need get_config(), and its classes and functions a name: "
+    "Custom layers need get_config(), and custom classes and functions a registered name: "
     "@keras.saving.register_keras_serializable() in a module that executors import, or "
     "custom_objects= of KerasEstimator"
 )
 _NO_OPTIMIZER = (
-    "the model is compiled without an optimizer: evaluate() takes it, fit() does not. Call "
-    'compile(optimizer="adam", loss=...) with the one that is to train it'
+    "the model is compiled without an optimizer. That suffices for evaluate(), not for fit(). "
+    'Call compile(optimizer="adam", loss=...) with the optimizer for the training'
 )
 _NO_SLOTS = "the saved optimizer has 2 variables"
-"""Keras' words for an optimizer with its iterations and rate alone."""
+"""Keras' words for an optimizer that has only its iterations and rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecipe:
-    """How a worker gets the model."""
+    """How a worker gets its model."""
 
     content: bytes = field(default=b"", repr=False)
-    """Of a `.keras` file of a compiled model; empty: `model_fn` makes it."""
+    """Bytes of a `.keras` file of a compiled model; empty: `model_fn` makes it."""
     model_fn: Callable[[], Any] | None = None
-    """Returns a compiled model."""
+    """Function that returns a compiled model."""
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
-    """Classes and functions of the user that the file names."""
+    """The user's classes and functions that the file names."""
     inputs: Mapping[str, TensorInfo] = field(default_factory=dict)
-    """In the model's own order; empty: unknown, or it has none that are fixed."""
+    """Inputs, in the model's own order; empty: unknown, or the model has no fixed inputs."""
     outputs: tuple[str, ...] = ()
-    """Names, in the model's own order; empty: as above."""
+    """Names of the outputs, in the model's own order; empty: as above."""
     has_trained: bool = False
-    """Its optimizer has made steps, and may have a state of them."""
+    """Whether its optimizer has made steps, and so may have state."""
 
     @property
     def schedule(self) -> str:
-        """Name of the schedule of the learning rate; empty: there is none, or model_fn knows it."""
+        """Name of the learning rate's schedule; empty: there is none, or only model_fn knows it."""
         if not self.content:
             return ""
         optimizer = _compiled_with(self.content).get("optimizer")
@@ -63,18 +63,18 @@ class ModelRecipe:
             rate = settings.get("learning_rate")
             if isinstance(rate, dict):
                 return str(rate.get("class_name"))
-            optimizer = settings.get("inner_optimizer")  # of LossScaleOptimizer
+            optimizer = settings.get("inner_optimizer")  # for LossScaleOptimizer
         return ""
 
     def check_compiled(self, *, trains: bool) -> None:
-        """Refuse a file without loss and optimizer, as load() may have read one.
+        """Refuse a file without loss and optimizer, which load() may have read.
 
         Args:
             trains: a fit needs an optimizer; an evaluation needs none.
 
         Raises:
-            NotCompiled: neither a fit nor an evaluation has anything to go by.
-            SettingsError: the bytes are no `.keras` file.
+            NotCompiled: the model has no loss, so it can neither train nor be evaluated.
+            SettingsError: the bytes are not a `.keras` file.
         """
         if not self.content:
             return
@@ -82,27 +82,27 @@ class ModelRecipe:
             raise NotCompiled(_NO_OPTIMIZER)
         if not _compiled_with(self.content):
             raise NotCompiled(
-                "the file has a model that was never compiled: predictions take it, fit() and "
-                "evaluate() do not. Compile it before it is saved; or take it by keras_model(), of "
-                "Orca's estimator by get_model(), call compile(optimizer, loss) and pass it as the "
-                "model of an estimator"
+                "the file has a model that was never compiled: it can predict, but fit() and "
+                "evaluate() need a loss. Compile it before you save it. Or get it with "
+                "keras_model() (Orca's estimator: get_model()), call compile(optimizer, loss) and "
+                "pass it as the model of an estimator"
             )
 
     def build(self, *, trains: bool = True, is_distributed: bool = False) -> Any:
         """Return the compiled model.
 
         Args:
-            trains: as of `check_compiled`.
-            is_distributed: servers will train it, whose slots begin anew or come from a checkpoint:
-                the steps that its optimizer has made are left out.
+            trains: as in `check_compiled`.
+            is_distributed: servers will train it. Their slots start fresh or come from a
+                checkpoint, so the optimizer's own steps are left out.
 
         Raises:
-            SettingsError: model_fn returned no compiled Keras model.
-            NotCompiled: Keras cannot compile a loaded one again.
+            SettingsError: model_fn returned something other than a compiled Keras model.
+            NotCompiled: Keras cannot compile the loaded model again.
         """
         if self.content:
             with warnings.catch_warnings():
-                # A model that has not trained has no slots yet: nothing that could be skipped.
+                # A model that has not trained has no slots yet: nothing is skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
                 model = model_of(self.content, self.custom_objects)
             if _lacks_optimizer(self.content):
@@ -110,8 +110,8 @@ class ModelRecipe:
                 return model
             if getattr(model, "optimizer", None) is None:  # Keras calls it compiled even then
                 raise NotCompiled(
-                    f"a {type(model).__qualname__} is not compiled once it is loaded from its "
-                    "file: where compile() is overridden, override get_compile_config() and "
+                    f"a {type(model).__qualname__} is not compiled after loading from its file. "
+                    "If it overrides compile(), override get_compile_config() and "
                     "compile_from_config() as well, or pass model_fn= (Orca's model_creator=)"
                 )
             if is_distributed and int(model.optimizer.iterations) > 0:
@@ -160,14 +160,14 @@ def recipe_of(
     _check(model, "model= is")
     if not model.built:
         raise SettingsError(
-            "the model has no weights yet: add keras.Input(shape), call model.build(input_shape), "
+            "the model has no weights yet. Add keras.Input(shape), call model.build(input_shape), "
             f"or pass {maker}="
         )
     content = content_of(model)
     if _has_unnamed_function(content):
         raise UnsupportedModel(
-            "the model has a function without a name, as of keras.layers.Lambda(lambda x: ...): "
-            f"Keras saves its code, and loads none. {_NAMED}"
+            "the model has a function without a name, such as keras.layers.Lambda(lambda x: ...). "
+            f"Keras saves its code but refuses to load it. {_NAMED}"
         )
     warn_of_predictions(model)
     inputs, outputs = tensors_of(model)
@@ -181,43 +181,43 @@ def recipe_of(
 
 
 def warn_of_predictions(model: Any) -> None:
-    """Warn of a model that can be trained, and of whose file nobody can tell the inputs.
+    """Warn if a model can be trained, but its file does not tell its inputs.
 
     Args:
-        model: of Keras.
+        model: the Keras model.
     """
     if tensors_of(model)[0]:
         return
     warnings.warn(
         f"the model is a {type(model).__name__} without fixed inputs: fit trains it, but transform "
-        "and predict will refuse what has trained, as nothing says what its columns are. Take it "
-        f"from keras_model(), get_model() of Orca's estimator; {EXPORT}. Or make the model of "
+        "and predict will refuse the trained model, as its columns are unknown. Take it from "
+        f"keras_model() (Orca's estimator: get_model()); {EXPORT}. Or build the model from "
         "keras.Input and layers",
         stacklevel=4,
     )
 
 
 def check_saved(model: Any, custom_objects: Mapping[str, Any]) -> None:
-    """Save a built model and load it again, as is done with what a fit has trained.
+    """Save a built model and load it again, as happens to a trained model.
 
     Args:
-        model: compiled.
-        custom_objects: classes and functions of the user that its file names.
+        model: the compiled model.
+        custom_objects: the user's classes and functions that its file names.
 
     Raises:
-        UnsupportedModel: it would be lost after its training.
+        UnsupportedModel: the trained model would be lost.
     """
     if not model.built:
         return
-    state = random.getstate()  # initializers of the copy draw seeds from there
+    state = random.getstate()  # initializers of the copy draw their seeds from it
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are told of the file after the fit
-            # A loss without a name loses an evaluation, no fit.
+            warnings.simplefilter("ignore")  # they are shown for the file after the fit
+            # A loss without a name breaks an evaluation, not a fit.
             model_of(content_of(model), custom_objects, is_compiled=False)
     except Exception as error:
         raise UnsupportedModel(
-            f"this model cannot be saved and loaded again, so its fit would be lost: {error}. "
+            f"this model cannot be saved and loaded again, so its training would be lost: {error}. "
             f"{_NAMED}"
         ) from error
     finally:
@@ -225,7 +225,7 @@ def check_saved(model: Any, custom_objects: Mapping[str, Any]) -> None:
 
 
 def _fresh(optimizer: Any, custom_objects: Mapping[str, Any]) -> Any:
-    """Return an optimizer of the same settings that has made no steps."""
+    """Return an optimizer with the same settings that has made no steps."""
     import keras
 
     with keras.saving.custom_object_scope(dict(custom_objects)):
@@ -236,21 +236,21 @@ def described(recipe: ModelRecipe, signature: ModelSignature) -> ModelRecipe:
     """Return the recipe of a model's bytes with the names and dtypes that a task has read.
 
     Args:
-        recipe: has bytes.
-        signature: of them.
+        recipe: the recipe; has bytes.
+        signature: the signature of these bytes.
     """
     return replace(recipe, inputs=signature.inputs, outputs=tuple(signature.outputs))
 
 
 def check_file(content: bytes, path: str) -> None:
-    """Refuse what is not a model's file.
+    """Refuse bytes that are not a model's file.
 
     Args:
-        content: of the file.
-        path: of the file.
+        content: bytes of the file.
+        path: path of the file.
 
     Raises:
-        SettingsError: it is no `.keras` file.
+        SettingsError: it is not a `.keras` file.
     """
     try:
         _config_of(content)
@@ -264,7 +264,7 @@ def _config_of(content: bytes) -> bytes:
             return archive.read("config.json")
     except (zipfile.BadZipFile, KeyError) as error:
         raise SettingsError(
-            f"the model's {len(content)} bytes are no .keras file: {error}. Keras 3's "
+            f"the model's {len(content)} bytes are not a .keras file: {error}. Keras 3's "
             "model.save('name.keras') writes one"
         ) from error
 
@@ -275,7 +275,7 @@ def _compiled_with(content: bytes) -> dict[str, Any]:
 
 
 def _lacks_optimizer(content: bytes) -> bool:
-    """Whether the file is of a model that was compiled with loss and metrics alone."""
+    """Whether the file's model was compiled with only loss and metrics."""
     config = _compiled_with(content)
     return bool(config) and "optimizer" in config and config["optimizer"] is None
 
@@ -298,11 +298,11 @@ def model_of(
     """Return the model of a `.keras` file's bytes.
 
     Args:
-        content: of the file.
+        content: bytes of the file.
         custom_objects: classes and functions that it names.
         is_compiled: whether it gets its loss and optimizer.
     """
-    from tfos.keras import load_model  # from there: a model with tables trains in any worker
+    from tfos.keras import load_model  # this way a model with tables trains in any worker
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
@@ -334,7 +334,7 @@ def _check_optimizer(model: Any, *, trains: bool) -> None:
 
 
 def tensors_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the inputs and outputs of a model; empty where they are not fixed."""
+    """Return the names of the inputs and outputs of a model; empty if they are not fixed."""
     if not getattr(model, "inputs", None):
         return (), ()
     return tuple(input_names(model)), tuple(output_names(model))

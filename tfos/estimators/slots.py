@@ -1,8 +1,8 @@
 """Slots that estimators share: fits of several threads wait until their nodes fit together.
 
-Spark counts running tasks, and the nodes of a fed cluster hold none once they run. So fits that run
-at once, as those of a CrossValidator do, would start more nodes than there are cores. Slots that
-feed tasks and predictions hold are awaited by the cluster itself (ClusterConfig.shares_slots).
+Spark counts running tasks, and the nodes of a fed cluster hold none once they run. So concurrent
+fits, such as a CrossValidator's, would start more nodes than there are cores. The cluster itself
+waits for slots that feed tasks and predictions hold (ClusterConfig.shares_slots).
 
 Covers: the queue of one SparkContext.      Does not: count slots (tfos.slots.reading).
 Runs in: the driver.      Threads: any.
@@ -24,9 +24,9 @@ from tfos.slots.reading import read_offer
 from tfos.spark.facts import read_facts
 
 _LOOK_S = 1.0
-"""Executors may come; so a waiting fit counts slots again."""
+"""Seconds between counts of slots in a waiting fit: executors may join."""
 LONGEST_FIT_S = SHARED_SLOTS_S
-"""So long may a fit that trains say nothing."""
+"""Longest time that a training fit may report nothing."""
 
 
 class SlotQueue:
@@ -46,12 +46,12 @@ class SlotQueue:
         """Hold `count` slots; wait while other fits hold too many.
 
         Args:
-            count: slots. More than there are is no reason to wait: the cluster refuses it.
-            total: called for the number of all slots.
+            count: slots. It does not wait for more than exist: the cluster refuses them.
+            total: called to get the number of all slots.
             timeout_s: longest wait in which no other fit begins or ends.
 
         Raises:
-            NotEnoughSlots: the other fits stood still for that long.
+            NotEnoughSlots: the other fits made no progress for that long.
         """
         me, began_s = object(), time.monotonic()
         with self._changed:
@@ -61,7 +61,7 @@ class SlotQueue:
                     if time.monotonic() - max(began_s, self._changed_s) > timeout_s:
                         raise NotEnoughSlots(
                             f"a fit needs {count} task slots, other fits hold {self._taken} of "
-                            f"{total()}; none of them has ended for {timeout_s:.0f} s: look at "
+                            f"{total()}; none of them has ended for {timeout_s:.0f} s. Find out "
                             "what they wait for, or run fewer at once (parallelism=)"
                         )
                     self._changed.wait(_LOOK_S)

@@ -24,16 +24,16 @@ _FLAG = "validates"
 def divided(frame: Any, plan: ColumnPlan, share: float, seed: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield the rows to train and those that validate; None in their place: there are none.
 
-    Spark computes a DataFrame anew for every epoch. A value may differ then: the order of a
-    collected list, the last bit of a mean. So the rows are kept with their flags until the block
-    ends, or one would train in an epoch and validate in another. Rows that Spark keeps already,
-    on disk where memory is short, are not kept twice.
+    Spark computes a DataFrame again for every epoch, and a value may differ then: the order of a
+    collected list, the last bit of a mean. A row could then train in one epoch and validate in
+    another. So the rows are kept with their flags until the block ends, on disk if memory is
+    short. Rows that Spark already keeps are not kept twice.
 
     Args:
         frame: the user's rows.
         plan: its columns.
-        share: of the rows, which validates; 0: as the plan says.
-        seed: of the draw.
+        share: share of the rows that validates; 0: as the plan says.
+        seed: seed of the draw.
 
     Raises:
         SettingsError: both share and plan name rows that validate.
@@ -45,7 +45,7 @@ def divided(frame: Any, plan: ColumnPlan, share: float, seed: int = 0) -> Iterat
     from pyspark.sql import functions as f
 
     plain = rows.toDF(*(f"c{position}" for position in range(len(rows.columns))))
-    # Equal queries share one entry of Spark's cache: a fit beside this one would end it.
+    # Equal queries share one entry of Spark's cache: a concurrent fit would remove it.
     own = f.lit(uuid.uuid4().hex).isNotNull()
     marked = plain.withColumn(_FLAG, _flag(plain, rows.columns, plan, share, seed) & own)
     is_kept = frame.storageLevel.useDisk
@@ -68,10 +68,10 @@ def _flag(plain: Any, names: list[str], plan: ColumnPlan, share: float, seed: in
 
     Args:
         plain: the rows, under names that differ in more than their case.
-        names: those of the user, in the same order.
+        names: the user's names, in the same order.
         plan: the columns, by the user's names.
-        share: of the rows, which validates.
-        seed: of the draw.
+        share: share of the rows that validates.
+        seed: seed of the draw.
     """
     from pyspark.sql import functions as f
 
@@ -86,10 +86,10 @@ def _flag(plain: Any, names: list[str], plan: ColumnPlan, share: float, seed: in
 
 
 def _place(plain: Any, names: list[str], plan: ColumnPlan, seed: int) -> Any:
-    """Return a column of [0, 1) that a row's own values give.
+    """Return a column in [0, 1) that depends only on the row's own values.
 
-    DataFrame.randomSplit sorts the rows of each partition, so by class or by number, and draws
-    anew for every job of rows whose order is not fixed, so that rows train and validate.
+    DataFrame.randomSplit sorts the rows of each partition, so by class or by number. For rows
+    without a fixed order it draws again in every job, so that rows both train and validate.
     """
     from pyspark.sql import functions as f
 

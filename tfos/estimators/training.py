@@ -55,11 +55,11 @@ class FitSettings:
     num_ps: int | None = None
     """Servers among them; None: one beside several workers, none beside one node."""
     consistency: str = "async"
-    """Of several workers: see ctx.distribute."""
+    """Mode of several workers; see ctx.distribute."""
     staleness_bound: int | None = None
-    """Of ssp, in steps."""
+    """Steps, for ssp."""
     seed: int | None = 0
-    """Shuffles rows, and is the seed of the workers' Keras; None: rows in their own order."""
+    """Seed of the shuffle and of the workers' Keras; None: rows in their own order."""
     validation_split: float = 0.0
     """Share of the rows that validate, by a hash of their values: equal rows stay together."""
     learning_rate: float | None = None
@@ -68,16 +68,16 @@ class FitSettings:
     checkpoint_dir: str | None = None
     """Where the servers save while they train; None: nowhere."""
     resume: bool = False
-    """Go on from the newest checkpoint there; otherwise those of another fit are refused."""
+    """Continue from the newest checkpoint there; otherwise those of another fit are refused."""
     resume_epochs: bool = True
-    """With `resume`, leave out the epochs that an interrupted fit had trained. False: all are
-    trained, as on other data."""
+    """With `resume`, leave out the epochs that an interrupted fit had trained. False: train all, as
+    for other data."""
     feed_timeout_s: float = 600.0
     exactly_once: bool = False
-    """A task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
+    """Whether a task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
     verbose: bool = True
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The caller's names of settings that are called otherwise than Params of spark.ml."""
+    """The caller's setting names that differ from the Params of spark.ml."""
 
     @property
     def servers(self) -> int:
@@ -101,15 +101,15 @@ class FitSettings:
         self._check_cluster()
         if self.resume and not self.checkpoint_dir:
             raise SettingsError(
-                "resume=True without checkpointDir: there is nothing to go on from; name the "
+                "resume=True without checkpointDir: there is nothing to continue from. Name the "
                 "directory where the servers saved"
             )
         self._check_of_keras()
         preflight.check_timeout("feedTimeout", self.feed_timeout_s)
         if self.checkpoint_dir and not self.servers:
             raise SettingsError(
-                f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which save; set "
-                "numPS=1 and clusterSize=2 or more"
+                f"checkpointDir={self.checkpoint_dir!r} needs parameter servers, which write it. "
+                "Set numPS=1 and clusterSize=2 or more"
             )
 
     def _word(self, name: str) -> str:
@@ -142,11 +142,11 @@ class FitSettings:
         if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
             raise SettingsError(
                 f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
-                f"to {_LAST_SEED}; set another one, or -1 for rows in their own order"
+                f"to {_LAST_SEED}. Set another seed, or -1 for rows in their own order"
             )
 
     def _check_of_keras(self) -> None:
-        """Refuse what Keras would refuse in the workers, or train NaN with."""
+        """Refuse what Keras would refuse in the workers, and what would train NaN."""
         if not callable(self.callbacks) and not isinstance(self.callbacks, list | tuple):
             raise SettingsError(
                 f"callbacks={self.callbacks!r}; pass a list of Keras callbacks, or a function that "
@@ -164,11 +164,11 @@ class FitResult:
     """A trained model."""
 
     content: bytes = field(repr=False)
-    """Of its `.keras` file."""
+    """Bytes of its `.keras` file."""
     history: dict[str, list[float]]
-    """A value per epoch by metric, as Keras has them; of a distributed model, of all workers."""
+    """A value per epoch by metric, as in Keras; for a distributed model, over all workers."""
     updates: int = 0
-    """Of the servers' parameters, as far as the servers have told; 0: there was no server."""
+    """Updates of the servers' parameters that the servers reported; 0: there was no server."""
 
 
 def fit(
@@ -185,12 +185,12 @@ def fit(
         plan: its columns.
         recipe: the model.
         settings: how it trains.
-        validation: a DataFrame that validates each epoch; None: as plan and settings say.
+        validation: a DataFrame that validates each epoch; None: plan and settings decide.
 
     Raises:
-        SettingsError: columns, types, settings, an empty DataFrame, or with a checkpoint_dir a
-            batch of a stream, which would train twice if Spark brings it again; before any node
-            starts.
+        SettingsError: invalid columns, types or settings, or an empty DataFrame; or, with a
+            checkpoint_dir, a batch of a stream, which would train twice if Spark repeats it.
+            Raised before any node starts.
         NodeFailedError, FeedError: see TFCluster.train.
     """
     _check_settings(settings, recipe)
@@ -212,7 +212,7 @@ def fit(
 def _divided(
     frame: Any, plan: ColumnPlan, settings: FitSettings, validation: Any
 ) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
-    """Yield the rows to train and those that validate, which may be another DataFrame or None."""
+    """Yield the rows to train and those that validate, another DataFrame or None."""
     if validation is not None:
         return contextlib.nullcontext((frame, validation))
     return divided(frame, plan, settings.validation_split, settings.seed or 0)
@@ -231,12 +231,12 @@ def fit_made(
         sc: the SparkContext.
         make: returns the dataset, in batches; several workers take turns in its batches.
         recipe: the model.
-        settings: how it trains; `batch_size` is the function's own affair. `make` runs under one
+        settings: how it trains; `batch_size` is up to the function. `make` runs under one
             seed in all workers, so that its shuffles agree.
-        validation: returns the one that validates each epoch; each worker validates all of it.
+        validation: returns the dataset that validates each epoch; each worker validates all of it.
 
     Raises:
-        SettingsError: settings that cannot work.
+        SettingsError: invalid settings.
         NodeFailedError: a worker failed.
     """
     _check_settings(settings, recipe)
@@ -300,7 +300,7 @@ def _trained(
 
 
 def _tell_repeated(report: Any, settings: FitSettings) -> None:
-    """Warn of rows that have trained, or validated, more often than the user asked for."""
+    """Warn of rows that trained, or validated, more often than the user asked for."""
     if report is None:
         return
     told = []
@@ -312,11 +312,11 @@ def _tell_repeated(report: Any, settings: FitSettings) -> None:
     if not told:
         return
     remedy = (
-        "they came again for a lost worker"
+        "they were fed again for a lost worker"
         if settings.exactly_once
-        else "Spark ran a task again, or a worker was lost. Where Spark computes a partition with "
-        f"the same rows in the same order again, {settings._word('exactlyOnce')}=True skips what a "
-        "repeated task fed before"
+        else "Spark ran a task again, or a worker was lost. If Spark computes a partition with "
+        f"the same rows in the same order again, {settings._word('exactlyOnce')}=True skips what "
+        "a repeated task fed before"
     )
     warnings.warn(f"{', '.join(told)}: {remedy}", stacklevel=4)
 
@@ -330,7 +330,7 @@ def evaluate(
     exactly_once: bool = False,
     verbose: bool = True,
 ) -> dict[str, float]:
-    """Return the loss and metrics of a model on a DataFrame, by one worker: Keras' own numbers.
+    """Return the loss and metrics of a model on a DataFrame in one worker: Keras' own numbers.
 
     Args:
         frame: the rows.
@@ -338,7 +338,7 @@ def evaluate(
         recipe: the model.
         batch_size: rows of a step.
         exactly_once: a task that Spark repeats skips the rows that it fed before; without it, a
-            warning tells of rows that count twice.
+            warning reports rows that count twice.
         verbose: show progress.
 
     Raises:
@@ -356,7 +356,7 @@ def evaluate(
 def evaluate_made(
     sc: Any, make: Callable[[], Any], recipe: ModelRecipe, *, verbose: bool
 ) -> dict[str, float]:
-    """Return the loss and metrics of a model on a tf.data.Dataset, by one worker.
+    """Return the loss and metrics of a model on a tf.data.Dataset in one worker.
 
     Args:
         sc: the SparkContext.
@@ -391,10 +391,10 @@ def _evaluated(
 
 
 def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
-    """Fetch the trained model, in pieces: they are answers of a worker to Spark tasks."""
+    """Fetch the trained model, in pieces, as a worker's answers to Spark tasks."""
 
     def answers(places: list[int]) -> list[bytes]:
-        # A worker answers once its fit has ended: its validation and callbacks behind the rows.
+        # A worker answers once its fit has ended: validation and callbacks run after the rows.
         rows = sc.parallelize(places, 1)
         found: list[bytes] = cluster.inference(rows, LONGEST_FIT_S, MODEL_FEED).collect()
         return found
@@ -402,7 +402,7 @@ def _content(sc: Any, cluster: TFCluster, num_workers: int) -> bytes:
     try:
         return joined(answers, num_workers)
     except Exception:
-        # Raises the failure of a worker that has one. Others may train for days, and hear nobody.
+        # Raises the failure of a worker that has one. Others may train for days without answering.
         with contextlib.suppress(ShutdownTimeout):
             cluster.shutdown(timeout=_BLAME_S)
         raise
@@ -413,25 +413,25 @@ def _check_settings(settings: FitSettings, recipe: ModelRecipe) -> None:
     recipe.check_compiled(trains=True)
     if settings.learning_rate is not None and (schedule := recipe.schedule):
         raise SettingsError(
-            f"learningRate={settings.learning_rate}: the model is compiled with the schedule "
-            f"{schedule}; compile it with a number, or leave learningRate out"
+            f"learningRate={settings.learning_rate}, but the model is compiled with the schedule "
+            f"{schedule}. Compile it with a number, or leave out learningRate"
         )
     if recipe.has_trained and settings.servers and not settings.resume:
         warnings.warn(
-            "this model has trained before: its parameter servers begin with its weights and rows, "
-            "and with a fresh state of the optimizer (momentum, step count). A fit without servers "
-            "goes on with that state. With servers, one in another program does, by the "
-            "checkpointDir of the fit before and resume=True, and Orca's estimator by model_dir",
+            "this model has trained before: its parameter servers start with its weights and rows, "
+            "but with a fresh optimizer state (momentum, step count). A fit without servers keeps "
+            "that state. With servers, a fit in another program keeps it with the previous fit's "
+            "checkpointDir and resume=True; Orca's estimator keeps it with model_dir",
             stacklevel=4,
         )
 
 
 def _check_results(limit_bytes: int) -> None:
-    """Refuse a limit of results below which a trained model would be lost after its training."""
+    """Refuse a result limit with which a trained model would be lost after its training."""
     if 0 < limit_bytes < NEEDED_BYTES:
         raise ConfigError(
-            f"spark.driver.maxResultSize is {limit_bytes} bytes; the trained model comes back by "
-            f"Spark jobs that need {NEEDED_BYTES}: set 32m or more, or 0 for no limit"
+            f"spark.driver.maxResultSize is {limit_bytes} bytes, but the trained model comes back "
+            f"in Spark jobs that need {NEEDED_BYTES}. Set 32m or more, or 0 for no limit"
         )
 
 
@@ -447,9 +447,9 @@ def _check_batch(frame: Any, settings: FitSettings) -> None:
         where := call_of_batch(frame.sparkSession.sparkContext.getLocalProperty)
     ):
         raise SettingsError(
-            f"fit() within {where}: a batch that Spark brings again, as after a crash, would train "
+            f"fit() within {where}: a batch that Spark repeats, as after a crash, would train "
             f"again on top of what the servers saved in {settings.checkpoint_dir}. Train the "
-            f"stream by {TRAIN_ONCE[where]}; or leave {settings._word('checkpointDir')} out"
+            f"stream with {TRAIN_ONCE[where]}; or leave out {settings._word('checkpointDir')}"
         )
 
 

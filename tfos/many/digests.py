@@ -2,12 +2,12 @@
 
 Covers: sets in any order; classes and functions of the program itself, by their code, also inside
 what wraps them; Keras' objects by their configuration and weights.
-Does not: read what other modules define (a digest names it alone).      Threads: any; pure.
+Does not: read what other modules define (a digest has only its name).      Threads: any; pure.
 
-cloudpickle's bytes are no digest: each process gives a class of `__main__` another number in them,
-orders the texts of a set by another hash, and dates Keras' objects. Whatever a function reaches
-counts by its value, at any depth, but what the process itself makes: the state of generators of
-random numbers, the seeds that Keras draws, the environment.
+cloudpickle's bytes are not a digest: each process numbers a class of `__main__` differently in
+them, orders the texts of a set by another hash, and dates Keras' objects. Whatever a function
+reaches counts by its value, at any depth, except what the process itself creates: the state of
+random number generators, the seeds that Keras draws, the environment.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _NO_CODE = {
     "__slotnames__",
     "__static_attributes__",
 }
-"""Of a class: may change while what it does stays; pickling an object adds `__slotnames__`."""
+"""Attributes of a class that may change without changing its behaviour; pickling adds
+`__slotnames__`."""
 _MAX_PARTS = 1_000_000
-"""Of a value: parts that are followed wherever they are, about a second. A graph of a few objects
-may have more paths than anything could follow."""
+"""Number of parts of a value that are followed at every place, about a second. A graph of a few
+objects may have too many paths to follow."""
 _RANDOM = ("random", "numpy.random", "tensorflow.python.ops.stateful_random_ops")
 """Modules whose objects are generators: without a seed they differ in each process."""
 
@@ -48,7 +49,7 @@ def value_digest(value: Any) -> bytes:
     """Return a digest of a value.
 
     Raises:
-        Exception: whatever a part of it raises that cannot be pickled.
+        Exception: any error of a part that cannot be pickled.
     """
     walk = _Walk(frozenset({"__main__"}), has_generators=True)
     walk.put(walk.pickled(value))
@@ -59,11 +60,11 @@ def function_digest(function: Callable[..., Any]) -> str:
     """Return a digest of a function's code, its defaults and closure, and of what it names.
 
     Functions and classes of the same module count, also wrapped ones; so do the module's values.
-    Those of other modules count by their names. What cannot be pickled, such as a lock, counts by
-    its type, as do generators of random numbers and the environment.
+    Those of other modules count by name. A value that cannot be pickled, such as a lock, counts by
+    its type, as do random number generators and the environment.
 
     Args:
-        function: or a class, a method, a partial or a callable object.
+        function: a function, class, method, partial or callable object.
     """
     walk = _Walk(frozenset({"__main__", str(code_behind(function).__module__)}))
     if isinstance(function, types.MethodType):
@@ -77,9 +78,9 @@ class _Walk:
     """One digest: every function and class of the program once, numbered as they are met.
 
     Args:
-        modules: whose functions and classes count by their code.
-        has_generators: generators count by their state, since the user has chosen each.
-        outer: the walk that has met a set of which this one is a member.
+        modules: modules whose functions and classes count by their code.
+        has_generators: whether generators count by their state, because the user chose them.
+        outer: the walk that met the set that contains this member.
     """
 
     def __init__(
@@ -94,17 +95,17 @@ class _Walk:
         self._found = hashlib.sha256()
         self._numbers: dict[int, int] = dict(outer._numbers) if outer is not None else {}
         self._met: list[Any] = []
-        """Keeps what is numbered alive: another object would get its id."""
+        """Keeps numbered objects alive: another object could get the same id."""
         self._waiting: deque[Any] = deque()
         self._open: set[int] = set(outer._open) if outer is not None else set()
-        """Ids of what is under way, which may contain itself."""
+        """Ids of objects in progress, which may contain themselves."""
 
     def put(self, *parts: object) -> None:
         """Add parts whose `repr` is the same in every process."""
         self._found.update(repr(parts).encode(errors="surrogatepass"))
 
     def finished(self) -> bytes:
-        """Add what waits; return the digest."""
+        """Add the waiting parts; return the digest."""
         while self._waiting:
             each = self._waiting.popleft()
             if isinstance(each, type):
@@ -114,10 +115,10 @@ class _Walk:
         return self._found.digest()
 
     def pickled(self, value: Any) -> bytes:
-        """Return a digest of a value's pickle; the functions and classes that it has wait.
+        """Return a digest of a value's pickle; its functions and classes wait.
 
-        A part that stands in two places is the same as two equal parts, but in what contains
-        itself or has more than `_MAX_PARTS`.
+        A part at two places equals two equal parts, except in a value that contains itself or has
+        more than `_MAX_PARTS`.
         """
         try:
             return self._pickled(value, has_memo=False)
@@ -131,9 +132,9 @@ class _Walk:
         return found.digest()
 
     def state(self, value: Any) -> bytes:
-        """Return a digest of a value; of what cannot be pickled its parts, else its type.
+        """Return a digest of a value; if it cannot be pickled, of its parts, else of its type.
 
-        Locks, files and connections are no data: no later process has the same ones.
+        Locks, files and connections are not data: no later process has the same ones.
         """
         try:
             return self.pickled(value)
@@ -147,11 +148,11 @@ class _Walk:
         return hashlib.sha256(repr(found).encode()).digest()
 
     def inside(self, value: Any, parts: dict[str, Any]) -> bytes:
-        """Return a digest of what stands for a value, which may lead to the value itself.
+        """Return a digest of a value's representation, which may lead to the value itself.
 
         Args:
-            value: is not pickled.
-            parts: what counts of it.
+            value: the value; it is not pickled.
+            parts: its parts that count.
         """
         if id(value) in self._open:
             return b"again"
@@ -162,7 +163,7 @@ class _Walk:
             self._open.discard(id(value))
 
     def reference(self, value: types.FunctionType | type) -> tuple[object, ...]:
-        """Return what stands for a function or class; its code waits if it counts."""
+        """Return the representation of a function or class; its code waits if it counts."""
         number = self._numbers.get(id(value))
         if number is None and self.is_named(value):
             return "named", value.__module__, value.__qualname__
@@ -173,7 +174,7 @@ class _Walk:
         return "code", number
 
     def is_named(self, value: Any) -> bool:
-        """Whether a name alone stands for it: every process finds it in its module."""
+        """Whether its name represents it: every process finds it in its module."""
         module = getattr(value, "__module__", None)
         if module in self._modules:
             return False
@@ -183,11 +184,11 @@ class _Walk:
         return found is value
 
     def of_set(self, members: Iterable[Any], name: str, mark: int) -> tuple[object, ...]:
-        """Return what stands for a set, in whatever order it has its members.
+        """Return the representation of a set, whatever the order of its members.
 
         Args:
-            members: of the set.
-            name: of its class.
+            members: members of the set.
+            name: name of its class.
             mark: its id.
         """
         if mark in self._open:
@@ -206,7 +207,7 @@ class _Walk:
         return inner.finished().hex()
 
     def is_own(self, value: Any) -> bool:
-        """Whether the program has the class of this object."""
+        """Whether the class of this object is the program's own."""
         return type(value).__module__ in self._modules
 
     def _put_class(self, value: type) -> None:
@@ -220,8 +221,8 @@ class _Walk:
         cells = tuple(_content(cell) for cell in value.__closure__ or ())
         self.put(*map(self.state, (*cells, *defaults)))
         known = value.__globals__
-        # What a wrapper of another module names or keeps is that module's, whatever name it has
-        # taken over: a count of calls, say.
+        # What a wrapper of another module names or keeps belongs to that module, whatever name it
+        # has taken over: a count of calls, for example.
         if {value.__module__, known.get("__name__", value.__module__)} <= self._modules:
             own = sorted(vars(value).keys() - {"__wrapped__"})
             self._put_named((name, vars(value)[name]) for name in own)
@@ -245,7 +246,7 @@ class _Walk:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return what an object holds by name, also in the slots of its classes."""
+    """Return an object's attributes by name, also in the slots of its classes."""
     found: list[tuple[str, Any]] = []
     # A __getattr__ of the class, as a proxy has it, may raise anything for what is not set.
     with contextlib.suppress(AttributeError):
@@ -259,13 +260,13 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
-    """Writes what stands for anything that has other bytes in another process.
+    """Pickles a representation of each object whose bytes differ between processes.
 
     Args:
         file: takes the bytes.
-        walk: of the digest.
-        has_memo: an object that was met before is written as its number. Without, what contains
-            itself raises, as does what has more than `_MAX_PARTS`.
+        walk: walk of the digest.
+        has_memo: whether a repeated object is written as its number. Otherwise an object that
+            contains itself raises, as does one with more than `_MAX_PARTS`.
     """
 
     def __init__(self, file: Any, walk: _Walk, *, has_memo: bool) -> None:
@@ -275,7 +276,7 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
         self._parts = itertools.count() if not has_memo else itertools.repeat(0)
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for a set, module, function or class; None: its own bytes."""
+        """Return the representation of a set, module, function or class; None: its own bytes."""
         if next(self._parts) >= _MAX_PARTS:
             raise OverflowError(f"more than {_MAX_PARTS} parts")
         if isinstance(value, str | bytes) and type(value) in _PLAIN:
@@ -291,7 +292,7 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how an object is pickled that is no plain data."""
+        """Return how to pickle an object that is not plain data."""
         if isinstance(obj, TypeVar):
             return tuple, (("TypeVar", obj.__name__, obj.__bound__, obj.__constraints__),)
         if callable(obj) and hasattr(obj, "__qualname__") and self._walk.is_named(obj):
@@ -311,8 +312,8 @@ class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no 
 def _text_number(value: str | bytes) -> int:
     """Return a number for a text or bytes: pickle writes it whole each time.
 
-    Of a text that it has met it writes "again", so equal values would differ by which texts they
-    share.
+    Pickle writes "again" for a text that it has met, so equal values would differ by the texts
+    that they share.
     """
     is_text = isinstance(value, str)
     data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
@@ -320,7 +321,7 @@ def _text_number(value: str | bytes) -> int:
 
 
 def _is_of_process(kind: type) -> bool:
-    """Whether objects of a class have what the process has made: a generator, the environment."""
+    """Whether objects of a class hold what the process creates: a generator, the environment."""
     modules = [f"{base.__module__}." for base in kind.__mro__]
     return issubclass(kind, os._Environ) or any(
         module.startswith(f"{each}.") for module in modules for each in _RANDOM
@@ -336,7 +337,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _code_parts(code: types.CodeType) -> tuple[object, ...]:
-    """Return what code does, as parts whose `repr` is the same in every process."""
+    """Return the content of code, as parts whose `repr` is the same in every process."""
     names = (code.co_names, code.co_varnames, code.co_freevars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     return (code.co_code, code.co_exceptiontable, names, counts, *map(_constant, code.co_consts))

@@ -1,7 +1,7 @@
-"""Groups of a DataFrame as items: each group's rows as one Arrow stream, kept by Spark.
+"""Groups of a DataFrame as items: each group's rows as one Arrow stream, persisted by Spark.
 
-Covers: `df.groupBy(...)` to pickled items in as many partitions as there are slots.
-Does not: bring rows to the driver; names alone come there.
+Covers: `df.groupBy(...)` to pickled items, in one partition per slot.
+Does not: bring rows to the driver, only names.
 Runs in: the driver; `_packed` in Spark's tasks.
 """
 
@@ -28,16 +28,16 @@ class GroupedItems:
 
     names: tuple[str, ...]
     homes: tuple[int, ...]
-    """The partition of each group."""
+    """Partition of each group."""
     frame: Any
-    """Persisted; rows of (name, pickled item, digest of the group's rows)."""
+    """Persisted frame with rows of (name, pickled item, digest of the group's rows)."""
     digest: str
-    """Of the keys."""
+    """Digest of the keys."""
     row_digests: tuple[str, ...]
-    """Of each group's rows; empty texts if nobody compares them."""
+    """Digest of each group's rows; empty texts if they are not needed."""
 
     def release(self) -> None:
-        """Let Spark forget the groups."""
+        """Unpersist the groups."""
         self.frame.unpersist()
 
 
@@ -51,7 +51,7 @@ def context_of(given: Any) -> Any:
     """Return the SparkContext of a grouped DataFrame.
 
     Raises:
-        UnsupportedError: it is of a Spark Connect session.
+        UnsupportedError: it belongs to a Spark Connect session.
     """
     if type(given).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedError(
@@ -66,16 +66,16 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     """Group the rows, in one Spark job.
 
     Args:
-        given: `df.groupBy(...)`.
-        num_slots: partitions.
-        with_digests: read the rows of each group for a digest too.
+        given: the result of `df.groupBy(...)`.
+        num_slots: number of partitions.
+        with_digests: whether to compute a digest of each group's rows.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
     pack = _pack_with_digest if with_digests else _pack  # Spark takes no partial: it reads hints
-    # By name: what is computed again after a loss comes to the same partitions. A plain
-    # repartition deals rows by their bytes, in which the order of a group's rows counts.
+    # By name: a recomputation after a loss yields the same partitions. A plain repartition deals
+    # rows by their bytes, which depend on the order of a group's rows.
     packed = given.applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
     packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
     try:

@@ -1,6 +1,6 @@
-"""The items of a run: names, pickles, what tells one set of items from another.
+"""The items of a run: their names, pickles and digests.
 
-Covers: what a user may pass as items.
+Covers: the forms in which a user may pass items.
 Does not: touch Spark (tfos.many.groups does).      Threads: any; pure.
 """
 
@@ -24,7 +24,7 @@ _PLAIN = (str, int, float, bool)
 
 @dataclass(frozen=True, slots=True)
 class ListedItems:
-    """The items of a run by their position, each with a name of its own."""
+    """The items of a run by their position, each with its own name."""
 
     names: tuple[str, ...]
     values: tuple[Any, ...]
@@ -32,7 +32,7 @@ class ListedItems:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of each item's value; the same in every process.
+        """Digest of each item's value; the same in every process.
 
         Raises:
             NotPicklable: names the item.
@@ -41,11 +41,11 @@ class ListedItems:
 
 
 def digest_of(items: Iterable[tuple[str, str]]) -> str:
-    """Return the same for the same items in the same order.
+    """Return a digest: equal for the same items in the same order.
 
     Args:
-        items: name and digest of each; of groups the keys alone, without digests, since their rows
-            may change.
+        items: name and digest of each; for groups only the keys, with empty digests, since their
+            rows may change.
     """
     found = hashlib.sha256()
     for name, digest in items:
@@ -54,13 +54,13 @@ def digest_of(items: Iterable[tuple[str, str]]) -> str:
 
 
 def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
-    """Return names and pickles.
+    """Return the items with names and pickles.
 
     Args:
         given: items, or a mapping from their names.
 
     Raises:
-        SettingsError: there is none, or names are equal.
+        SettingsError: there are no items, or names are equal.
         NotPicklable: names the item.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -84,11 +84,11 @@ def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
 
 
 def check_names(names: tuple[str, ...], advice: str = _OTHER_NAMES) -> None:
-    """Refuse no items, and items with equal names.
+    """Refuse an empty list of items, and items with equal names.
 
     Args:
-        names: of all items.
-        advice: what gives them other names.
+        names: names of all items.
+        advice: how to give them other names.
     """
     if not names:
         raise SettingsError("there are no items to train; pass at least one")
@@ -101,10 +101,10 @@ def shown_name(value: Any) -> str:
     """Return a name as text of one line."""
     parts = value if isinstance(value, tuple) else (value,)
     text = ", ".join(str(part) for part in parts)
-    # A file's name that is no UTF-8 has characters that no message and no JSON can carry.
+    # A file name that is not UTF-8 has characters that no message and no JSON can carry.
     shown = text.encode(errors="backslashreplace").decode()
     if len(shown) > _MAX_NAME_CHARS or shown != text:
-        # What is left out, or is written in another way, tells it from others.
+        # A hash tells shortened or rewritten names apart.
         rest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
         shown = f"{shown[: _MAX_NAME_CHARS - 9]}~{rest}"
     return shown.replace("\n", " ")
@@ -125,7 +125,7 @@ def _named(given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """Return names of which the second `x` is `x (2)`: the others' results keep theirs."""
+    """Return names in which the second `x` is `x (2)`: the other results keep their names."""
     counts: Counter[str] = Counter()
     found = []
     for name in names:

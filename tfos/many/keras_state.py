@@ -1,10 +1,10 @@
-"""What an object of Keras computes with: its configuration, its weights, code that it only names.
+"""State of a Keras object: its configuration, its weights, and code that it only names.
 
 Covers: Keras 3 and tf-keras: models, layers, losses, optimizers, initializers.
 Does not: import either.      Threads: any; pure.
 
-A configuration has the user's layers, losses, activations and learning rates by their names alone,
-so their code is looked up in the objects themselves.
+A configuration only names the user's layers, losses, activations and learning rates, so their
+code is looked up in the objects themselves.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from tfos.many.wrappers import code_behind
 _KERAS = ("keras", "tf_keras")
 _OWN_CODE_IS_NAMED = (*_KERAS, "tensorflow")
 _BASES = {"KerasSaveable", "Layer", "_BaseOptimizer"}
-"""Of Keras 3; of models, layers and optimizers of tf-keras."""
+"""Base classes in Keras 3; base classes of models, layers and optimizers in tf-keras."""
 _FROM_COMPILE = {"CompileLoss", "CompileMetrics", "LossesContainer", "MetricsContainer"}
-"""What `compile` makes, and changes with the first batch, of what it was given, which counts."""
+"""Objects that `compile` makes from its arguments, and changes with the first batch. The
+arguments count."""
 
 
 def keras_state(value: Any, is_own: Callable[[Any], bool]) -> dict[str, Any] | None:
-    """Return what an object of Keras computes with; None: it is none, or has no configuration.
+    """Return what a Keras object computes with; None: it is not one, or has no configuration.
 
     Args:
         value: any object.
-        is_own: tells whether the program has the class of an object.
+        is_own: returns whether an object's class belongs to the program.
     """
     bases = {each.__name__ for each in type(value).__mro__ if _package(each.__module__) in _KERAS}
     if bases & {"RandomInitializer", "SeedGenerator"}:
-        # Keras draws these where the user gives no seed; a given one is also in `_init_seed`,
+        # Keras draws these if the user gives no seed; a given one is also in `_init_seed`,
         # `_initial_seed`.
         drawn = ("seed", "state")
         return {name: each for name, each in vars(value).items() if name not in drawn}
@@ -41,7 +42,7 @@ def keras_state(value: Any, is_own: Callable[[Any], bool]) -> dict[str, Any] | N
         return None
     if not hasattr(value, "variables"):
         hidden: dict[str, Any] = vars(value)
-        return hidden  # a loss: the configuration of Huber leaves its delta out
+        return hidden  # a loss: Huber's configuration leaves out its delta
     try:
         found: dict[str, Any] = {"config": value.get_config()}
     except Exception:  # noqa: BLE001 - a model of the user's own class may have no configuration
@@ -51,7 +52,7 @@ def keras_state(value: Any, is_own: Callable[[Any], bool]) -> dict[str, Any] | N
     parts = value._flatten_layers() if hasattr(value, "_flatten_layers") else [value]
     found["code"] = [(type(each), list(_code_of(each, is_own))) for each in parts]
     if "Metric" in bases:
-        return found  # its variables are what the last evaluation has left
+        return found  # its variables are left from the last evaluation
     numbers = value.weights if hasattr(value, "weights") else value.variables
     return found | {"weights": [numpy.asarray(each) for each in numbers]}
 
@@ -59,15 +60,15 @@ def keras_state(value: Any, is_own: Callable[[Any], bool]) -> dict[str, Any] | N
 def _code_of(
     value: Any, is_own: Callable[[Any], bool], met: frozenset[int] = frozenset()
 ) -> Iterator[tuple[str, Any]]:
-    """Yield functions and objects that an object of Keras calls and that no package of Keras has.
+    """Yield functions and objects that a Keras object calls and that no Keras package defines.
 
-    Also those that its losses, metrics, rates and optimizers call, and whatever it has of a class
-    of the program.
+    This includes what its losses, metrics, rates and optimizers call, and all its objects of the
+    program's classes.
 
     Args:
         value: a layer, a metric, an optimizer, ...
-        is_own: as of `keras_state`.
-        met: ids of those that have it.
+        is_own: as in `keras_state`.
+        met: ids of the objects that were met.
     """
     met |= {id(value)}
     for name, parts in sorted(vars(value).items()):
@@ -83,12 +84,12 @@ def _code_of(
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether it is a layer, which stands beside the one that has it."""
+    """Whether it is a layer; a layer counts next to the one that has it."""
     return hasattr(value, "_flatten_layers") and not hasattr(value, "update_state")
 
 
 def _is_called(value: Any) -> bool:
-    """Whether an object that an object of Keras has may lead to code that counts with it."""
+    """Whether an attribute of a Keras object may lead to code that counts."""
     if type(value).__name__ in _FROM_COMPILE:
         return False
     return callable(value) or hasattr(value, "apply_gradients")

@@ -1,6 +1,6 @@
-"""Launch of a run: what goes to the executors, the jobs of its slots, an earlier run's results.
+"""Launch of a run: what the executors receive, the jobs of its slots, an earlier run's results.
 
-Covers: slots that Spark has, broadcasts, keys, the queue's first state.
+Covers: Spark's slots, broadcasts, keys, the queue's first state.
 Does not: check the user's arguments (tfos.many.map_train) or run slots (tfos.many.run).
 Runs in: the driver.
 """
@@ -58,12 +58,12 @@ class RunPlace:
         """Return the number of slots to start; say so if Spark has fewer now.
 
         Args:
-            asked: by the user; None: all that are free.
+            asked: the user's number; None: all free slots.
 
         Raises:
             NotEnoughSlots: no executor has registered in time.
-            SettingsError: `asked` is None, Spark has no executor, and asks for one only when there
-                is a job.
+            SettingsError: `asked` is None, and Spark has no executor and requests one only for a
+                job.
         """
         deadline_s = time.monotonic() + self.wait_s
         while not (offer := read_offer(self.sc, self.facts)).executors:
@@ -91,7 +91,7 @@ class RunPlace:
         return asked
 
     def limits(self) -> dict[str, Any]:
-        """Return those settings of slots that Spark's own decide."""
+        """Return the slot settings that depend on Spark's own."""
         return {
             "max_result_bytes": max_result_bytes(self.sc),
             "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
@@ -99,11 +99,11 @@ class RunPlace:
         }
 
     def offer(self) -> str:
-        """Return what Spark has now, in words."""
+        """Return what Spark offers now, in words."""
         return _words(read_offer(self.sc, self.facts))
 
     def are_slots_held(self) -> bool:
-        """Return whether there are executors, and tasks of this program hold all their slots."""
+        """Return whether executors exist and this program's tasks hold all their slots."""
         offer = read_offer(self.sc, self.facts)
         return bool(offer.executors) and not offer.free
 
@@ -125,13 +125,13 @@ class RunWork:
     names: tuple[str, ...]
     digest: str
     pickled: tuple[bytes, ...] | None
-    """None: Spark has them, in `groups`."""
+    """Pickled items; None: Spark has them, in `groups`."""
     groups: groups.GroupedItems | None
     digests: tuple[str, ...]
-    """Of each group's rows or listed item; empty texts where no results are kept."""
+    """Digest of each group's rows or listed item; empty texts if no results are kept."""
 
     def release(self) -> None:
-        """Let Spark forget them."""
+        """Unpersist them."""
         if self.groups is not None:
             self.groups.release()
 
@@ -141,7 +141,7 @@ def listed_work(items: ListedItems, *, with_digests: bool) -> RunWork:
 
     Args:
         items: their names and pickles.
-        with_digests: they are to be compared with those of an earlier run.
+        with_digests: whether they will be compared with those of an earlier run.
     """
     digests = items.digests if with_digests else ("",) * len(items.names)
     digest = digest_of(zip(items.names, digests, strict=True))
@@ -152,9 +152,9 @@ def grouped_work(given: Any, num_slots: int, *, with_digests: bool) -> RunWork:
     """Return the groups of a DataFrame, in `num_slots` partitions.
 
     Args:
-        given: `df.groupBy(...)`.
-        num_slots: partitions.
-        with_digests: the rows are to be compared with those of an earlier run.
+        given: the result of `df.groupBy(...)`.
+        num_slots: number of partitions.
+        with_digests: whether the rows will be compared with those of an earlier run.
     """
     found = groups.group(given, num_slots, with_digests=with_digests)
     return RunWork(found.names, found.digest, None, found, found.row_digests)
@@ -162,7 +162,7 @@ def grouped_work(given: Any, num_slots: int, *, with_digests: bool) -> RunWork:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the user has asked for."""
+    """The user's options."""
 
     slots: int | None
     retries: int
@@ -178,14 +178,14 @@ def start(
     num_slots: int,
     claimed: ClaimedResults | None,
 ) -> ManyTrainings:
-    """Start the slots of a run; where that fails, nothing of it is left.
+    """Start the slots of a run; if that fails, clean up everything.
 
     Args:
-        place: Spark.
-        work: its items.
-        options: the user's.
-        num_slots: partitions of groups, and slots at most.
-        claimed: directory of an earlier or of this run's results; None: values come by Spark.
+        place: Spark's side.
+        work: items of the run.
+        options: the user's options.
+        num_slots: number of partitions of groups, and the largest number of slots.
+        claimed: directory of the results of this or an earlier run; None: Spark carries values.
     """
     results = claimed.directory if claimed is not None else None
     is_grouped = work.groups is not None
@@ -234,7 +234,7 @@ def start(
 
 
 def _known(work: RunWork, *, is_grouped: bool) -> dict[str, str]:
-    """Return the digest of each item by name; of groups slots alone know it."""
+    """Return the digest of each item by name; for groups only slots know it."""
     digests = [""] * len(work.names) if is_grouped else work.digests
     return dict(zip(work.names, digests, strict=True))
 
@@ -242,7 +242,7 @@ def _known(work: RunWork, *, is_grouped: bool) -> dict[str, str]:
 def _restored(
     place: RunPlace, work: RunWork, options: RunOptions, claimed: ClaimedResults | None
 ) -> MapRun:
-    """Return the run, with what an earlier one has done."""
+    """Return the run, including what an earlier one has done."""
     queue = TrainingQueue(
         work.names,
         retries=options.retries,
@@ -278,7 +278,7 @@ def _action(
 
     def action(slot: int, first_attempt: int) -> list[tuple[int, bytes]]:
         task = SlotTask(settings, function, names, items, first_attempt, here)
-        give_keys(sc, settings.run_id, keys)  # the thread is this job's own
+        give_keys(sc, settings.run_id, keys)  # the thread belongs to this job
         data = rows if rows is not None else sc.parallelize(range(slot + 1), slot + 1)
         return collect_in_order(data.mapPartitionsWithIndex(task), lambda _: [slot])
 
@@ -288,10 +288,10 @@ def _action(
 def _restore(
     queue: TrainingQueue, claimed: ClaimedResults, work: RunWork, console: Console
 ) -> dict[int, ResultHead]:
-    """Take what an earlier run has done; return results of items that have changed.
+    """Take over what an earlier run has done; return results of items that have changed.
 
     Raises:
-        SettingsError: an item of a list has a result that another value of it led to.
+        SettingsError: a list's item has a result of another value of the item.
     """
     results = claimed.directory
     changed: dict[int, ResultHead] = {}
@@ -326,23 +326,23 @@ def _restore(
 def _seen_from_here(
     results: ResultsDirectory, names: Sequence[str], changed: Mapping[int, ResultHead]
 ) -> Callable[[int], None]:
-    """Return a check that an executor's file of an item is the driver's, too.
+    """Return a check that the driver sees an executor's file of an item.
 
     Args:
-        results: where it is.
-        names: of the items.
-        changed: results that were there before. The digest of a new one may be another than the
-            driver's: a lost group is computed again, perhaps to other rows.
+        results: directory of the file.
+        names: names of the items.
+        changed: results that were there before. A new result's digest may differ from the
+            driver's: a lost group is recomputed, perhaps with other rows.
     """
 
     def is_seen(item: int) -> bool:
         found, old = results.head(names[item]), changed.get(item)
-        # As texts: a metric that is not a number does not equal itself.
+        # As texts: a NaN metric does not equal itself.
         return found is not None and str(found) != str(old)
 
     def check(item: int) -> None:
         for pause_s in _LOOK_AGAIN_S:
-            with contextlib.suppress(OSError):  # of a file system that is busy
+            with contextlib.suppress(OSError):  # the file system may be busy
                 if is_seen(item):
                     return
             time.sleep(pause_s)

@@ -1,6 +1,6 @@
 """`tfos.map_train`: many independent trainings on Spark's task slots.
 
-Covers: the arguments, what goes to the executors, an earlier run's results.
+Covers: the arguments, what the executors receive, an earlier run's results.
 Does not: run slots (tfos.many.run), train (tfos.many.slot.trainer).
 Runs in: the driver.
 """
@@ -53,36 +53,36 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
 
     Each slot has one process that trains one item after the other, so TensorFlow is imported once
     per slot. An attempt that raises, takes too long or whose process dies is repeated; after a
-    death or a time-out in a fresh process. Items may be trained in any order.
+    death or a timeout in a fresh process. Items may be trained in any order.
 
     Args:
         items: a list, a mapping from names to items, or `df.groupBy("series")`: then
             `fn(key, rows)` gets the group's key and its rows as a pyarrow.Table, in any order.
-        fn: what trains one item. Its value may be anything that pickles; numbers in a dict that it
-            returns are the item's metrics.
+        fn: trains one item. Its value may be anything that pickles; numbers in a returned dict are
+            the item's metrics.
         sc: SparkContext or classic SparkSession; None: the active one.
-        slots: trainings at the same time, one task slot each; None: as many as are free now. If
-            Spark has fewer, the run goes on with those.
-        retries: further attempts of an item after its first one.
-        timeout_s: seconds for one attempt, without the import of TensorFlow or Keras before the
-            first one; None: no limit.
+        slots: number of concurrent trainings, one task slot each; None: as many as are free now. If
+            Spark has fewer, the run continues with those.
+        retries: attempts of an item after its first one.
+        timeout_s: seconds for one attempt, not counting the import of TensorFlow or Keras before
+            the first one; None: no limit.
         results_dir: directory that driver and executors see (`hdfs://…`): results survive the
-            driver. The same call goes on where one stopped, trains items that were added, and
-            groups whose rows have changed. None: values come back with Spark's results.
-        slot_wait_s: seconds to wait while Spark has no slot at all.
-        wait: return at the end; False: at once, with a handle.
+            driver. The same call then resumes a stopped run; it trains added items, and groups
+            whose rows have changed. None: values come back with Spark's results.
+        slot_wait_s: seconds to wait while Spark has no slot.
+        wait: whether to return only at the end; False: return a handle at once.
         verbose: show progress.
 
     Returns:
-        The table of items, with their values. An item that has failed raises nothing here: see
-        `raise_failed()`.
+        The table of items, with their values. A failed item raises nothing here; see
+            `raise_failed()`.
 
     Raises:
-        SettingsError: an argument cannot work, or `results_dir` is of other code or values.
-        ConfigError: a setting of Spark under which slots are doubled or starved.
-        NotPicklable: names the item, or what the function refers to.
+        SettingsError: an argument is invalid, or `results_dir` is of other code or values.
+        ConfigError: a Spark setting would duplicate or starve slots.
+        NotPicklable: names the item, or the object that the function refers to.
         NotEnoughSlots: Spark had no slot in time.
-        MapTrainError: slots failed again and again, or their jobs were cancelled.
+        MapTrainError: slots failed repeatedly, or their jobs were cancelled.
     """
     _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
     timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
@@ -99,7 +99,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
 
 
 def _uninterrupted(place: RunPlace, begin: Callable[[], ManyTrainings]) -> ManyTrainings:
-    """Begin a run on a thread of its own; Ctrl-C cancels it at once or as soon as it has begun."""
+    """Start a run on its own thread; Ctrl-C cancels it at once or as soon as it has started."""
     leave_interrupts_to_python(place.sc)
     cancel, begun = CancelToken(), list[ManyTrainings]()
 
@@ -154,7 +154,7 @@ def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: o
 
 
 def _check_spark(conf: Mapping[str, str]) -> None:
-    """Refuse Spark settings under which slots are doubled or starved."""
+    """Refuse Spark settings that would duplicate or starve slots."""
     if is_true(conf, "spark.speculation"):
         raise ConfigError(
             "spark.speculation=true: Spark starts a slot that trains for long a second time, and "

@@ -27,9 +27,9 @@ class Ending(enum.StrEnum):
     DIED = "died"
     TIMED_OUT = "timed out"
     NOT_PICKLABLE = "not picklable"
-    """It returned what cannot travel, and would at each attempt."""
+    """Its return value cannot be pickled, in any attempt."""
     NOT_BEGUN = "not begun"
-    """No process came to the item: the executor does not start the function."""
+    """No process reached the item: the executor cannot start the function."""
     NOT_KEPT = "not kept"
     """Its value could not be stored."""
 
@@ -43,40 +43,40 @@ class Ended(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     error: str = ""
     attempt: int = 0
-    """Of the order. A report is sent again if its answer is lost; by then the item may have a later
-    order on this slot."""
+    """Number of its order. A report is repeated if its reply is lost; by then this slot may have a
+    later order of the item."""
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """A slot asks for an item, and reports what has ended."""
+    """A slot asks for an item, and reports attempts that have ended."""
 
     slot: int
     attempt: int
     ended: tuple[Ended, ...] = ()
     holding: tuple[int, ...] = ()
-    """Items that it has drawn and not reported as ended: others that the driver takes to be its
-    own were in replies that have not arrived."""
+    """Items that it has drawn and not reported as ended. If the driver counts others as the slot's,
+    their replies were lost."""
     is_ahead: bool = False
-    """It trains still, and will go on with this item without a pause."""
+    """Whether it is still training, and will continue with this item without a pause."""
     host: str = ""
-    """Where it runs."""
+    """Host of the slot."""
 
 
 class SlotBeat(msgspec.Struct, frozen=True):
-    """A slot lives; it reports what has ended."""
+    """A slot is alive; it reports attempts that have ended."""
 
     slot: int
     attempt: int
     ended: tuple[Ended, ...] = ()
     is_leaving: bool = False
-    """It ends now, and its task returns its values: nothing is heard of it from here on."""
+    """Whether it is ending while its task returns its values; it sends no more calls."""
 
 
 class BeatReply(msgspec.Struct, frozen=True):
-    """The driver lives."""
+    """The driver is alive."""
 
     stop: bool = False
-    """End now, whatever is under way."""
+    """Whether to end now, whatever is in progress."""
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
@@ -84,11 +84,12 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
     item: int
     attempt: int
-    """Number of this order among all of the item, from 1; also of orders that have not begun."""
+    """Number of this order among all orders of the item, from 1, including ones that did not
+    begin."""
 
 
 class WaitForItem(msgspec.Struct, frozen=True, tag=True):
-    """Ask again: items that other slots train may come back."""
+    """Ask again: other slots' items may come back."""
 
 
 class EndSlot(msgspec.Struct, frozen=True, tag=True):
@@ -110,24 +111,24 @@ class TrainItem(msgspec.Struct, frozen=True, tag=True):
     offset: int
     length: int
     values_fd: int
-    """The file that takes the value."""
+    """File that takes the value."""
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag=True):
-    """A trainer has imported what its function needs."""
+    """A trainer has imported everything that its function needs."""
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True):
-    """The function has returned; its value is in its file, from the beginning."""
+    """The function has returned; its value is in its file, from the start."""
 
     seconds: float
     metrics: dict[str, float]
     length: int
-    """Of the value, in bytes."""
+    """Length of the value, in bytes."""
 
 
 class TrainingRaised(msgspec.Struct, frozen=True, tag=True):
-    """The function has raised, or its value cannot be pickled."""
+    """The function has raised, or its value could not be pickled."""
 
     seconds: float
     error: str

@@ -1,6 +1,6 @@
-"""The queue of trainings: which item a slot trains next, what becomes of items whose process died.
+"""The queue of trainings: which item a slot trains next, and what happens to lost ones.
 
-Covers: states of items, attempts, slots that are lost, values that are lost with them.
+Covers: states of items, attempts, lost slots, and values that are lost with them.
 Does not: know processes, Spark or the time. Pure: a slot's reports in, orders out.
 Threads: none; its owner serialises the calls.
 """
@@ -38,17 +38,17 @@ class ItemTraining:
     """One row of the table of `map_train`."""
 
     item: str
-    """Its name: a key of the mapping, the text of a str or a number, the group's key, or `item 7`
-    by its position from 0."""
+    """Its name: a key of the mapping, the text of a str or number, the group's key, or `item 7`
+    for position 7, from 0."""
     state: TrainingState = TrainingState.WAITING
     seconds: float = 0.0
-    """Of the attempt that is done, or of the last one that failed."""
+    """Seconds of the successful attempt, or of the last failed one."""
     attempts: int = 0
-    """Attempts that have begun."""
+    """Number of attempts that have begun."""
     metrics: Mapping[str, float] | None = None
-    """The numbers in what the function returned."""
+    """The numbers in the function's return value."""
     error: str = ""
-    """Why the last attempt failed; it may be done all the same, by a later one."""
+    """Why the last attempt failed; a later attempt may still have succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class TrainingQueue:
     """The items of one `map_train`, by their position from 0.
 
     Args:
-        names: of the items, all different.
+        names: names of the items, all different.
         retries: attempts of an item after its first one.
-        homes: the slot that has an item's rows, per item; None: every slot has every item.
-        is_durable: whether a value is safe when its slot has reported it. If not, it is with the
-            slot until the slot ends, and is trained again if the slot is lost.
+        homes: for each item, the slot that has its rows; None: every slot has every item.
+        is_durable: whether a value is safe once its slot has reported it. If not, the slot holds it
+            until the slot ends, and it is trained again if the slot is lost.
     """
 
     def __init__(
@@ -79,26 +79,26 @@ class TrainingQueue:
         is_durable: bool = False,
     ) -> None:
         self.table = [ItemTraining(item=name, metrics={}) for name in names]
-        """To read: `_set` alone writes rows, and counts them."""
+        """Read only: `_set` alone writes rows, and counts them."""
         self.ended_items: list[int] = []
-        """To read: items that are done or have failed, in this order; again after a lost value."""
+        """Read only: items that are done or have failed, in order; repeated after a lost value."""
         self._counts = Counter({TrainingState.WAITING: len(names)})
         self.busy_s = 0.0
-        """Seconds of all attempts that have ended."""
+        """Total seconds of all ended attempts."""
         self._retries = retries
         self._homes = homes
         self.is_durable = is_durable
         self._waiting: dict[int, deque[int]] = {}
         self._holders: dict[int, SlotAttempt] = {}
-        """Who trains an item."""
+        """Slot that trains an item."""
         self._ahead: dict[int, int] = {}
-        """The item that a slot has drawn and not begun, as far as is known here."""
+        """The item that a slot has drawn but not begun, as far as known here."""
         self._values: dict[int, SlotAttempt] = {}
-        """Who has an item's value, where values are not durable."""
+        """Slot that holds an item's value, if values are not durable."""
         self._orders: Counter[int] = Counter()
-        """Orders of an item, also those that have not begun: what a report is of."""
+        """Number of orders of an item, including ones that did not begin; identifies a report."""
         self._losses: Counter[int] = Counter()
-        """Times that an item's value was lost."""
+        """Number of times that an item's value was lost."""
         self._newest: dict[int, SlotAttempt] = {}
         for item in range(len(names)):
             self._put_back(item)
@@ -110,12 +110,12 @@ class TrainingQueue:
 
     @property
     def has_homes(self) -> bool:
-        """Whether an item can be trained by one slot alone."""
+        """Whether an item can be trained by only one slot."""
         return self._homes is not None
 
     @property
     def most_losses(self) -> int:
-        """How often the value of one item was lost, of the item that lost most."""
+        """Largest number of times that one item's value was lost."""
         return max(self._losses.values(), default=0)
 
     def count(self, state: TrainingState) -> int:
@@ -123,23 +123,23 @@ class TrainingQueue:
         return self._counts[state]
 
     def has_work(self, slot: int) -> bool:
-        """Whether an item waits that this slot could train."""
+        """Whether an item waits that this slot can train."""
         return bool(self._waiting.get(self._queue_number(slot)))
 
     def is_newest(self, slot: SlotAttempt) -> bool:
-        """Whether no later attempt of the slot is known, and it is not given up.
+        """Whether it is the slot's latest known attempt and is not given up.
 
         Args:
-            slot: that has asked for work before.
+            slot: a slot that has asked for work before.
         """
         return self._newest.get(slot.slot) == slot
 
     def restore(self, item: int, row: ItemTraining) -> None:
-        """Take an item as done by an earlier run.
+        """Take over an item that an earlier run has done.
 
         Args:
             item: its position.
-            row: as that run had it.
+            row: its row in that run.
         """
         self._queue_of(item).remove(item)
         self._set(item, replace(row, state=TrainingState.DONE))
@@ -147,13 +147,14 @@ class TrainingQueue:
     def draw(
         self, slot: SlotAttempt, holding: Collection[int] = (), *, is_ahead: bool = False
     ) -> Order:
-        """Return what a slot does next.
+        """Return the next order for a slot.
 
         Args:
-            slot: who asks.
-            holding: the items that it knows to be its own. Others that it was given were lost on
-                the way and go to the next slot that asks.
-            is_ahead: it trains still. It gets an item only while every slot could have one.
+            slot: the slot that asks.
+            holding: the items that it knows to be its own. Other items that it was given were lost
+                in transit and go to the next slot that asks.
+            is_ahead: whether it is still training. It gets an item only if every slot could have
+                one.
         """
         if not self._became_newest(slot):
             return EndSlot()
@@ -176,9 +177,9 @@ class TrainingQueue:
         """Record the end of an attempt; return whether it counts.
 
         Args:
-            slot: who trained.
+            slot: the slot that trained.
             ended: its report. One that repeats another, or comes from a slot that was given up, is
-                left out.
+                ignored.
         """
         if not 0 <= ended.item < len(self.table) or self._holders.get(ended.item) != slot:
             return False
@@ -209,13 +210,12 @@ class TrainingQueue:
         return True
 
     def _note_begun(self, slot: SlotAttempt, ended: int) -> None:
-        """Take the item ahead as begun, unless another one still stands before it.
+        """Count the item ahead as begun, unless another one is still before it.
 
         A value is reported once it is written, which may be while the next item is trained.
 
-        Args:
-            slot: who trains.
-            ended: the item that has ended.
+        slot: the slot that trains.
+        ended: the item that has ended.
         """
         ahead = self._ahead.get(slot.slot)
         others = (item for item, holder in self._holders.items() if holder == slot)
@@ -223,9 +223,10 @@ class TrainingQueue:
             self._ahead.pop(slot.slot, None)
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
-        """Take back what a slot that has ended was to train, or has trained without a value.
+        """Take back the items that an ended slot had not trained, or trained without a value.
 
-        Its process has left in order, so it has not begun what it holds here: the order was lost.
+        Its process has ended normally, so it has not begun an item that it holds here: the order
+        was lost.
 
         Args:
             slot: its number.
@@ -238,11 +239,11 @@ class TrainingQueue:
         self.slot_lost(slot, "its slot ended")
 
     def slot_lost(self, slot: int, reason: str) -> None:
-        """Take back what all attempts of a slot up to now were to train, and values with them.
+        """Take back the items of all attempts of a slot up to now, and their values.
 
         Args:
             slot: its number.
-            reason: the error of the attempts that were under way.
+            reason: error of the attempts in progress.
         """
         self._newest.pop(slot, None)
         ahead = self._ahead.pop(slot, None)
@@ -260,7 +261,7 @@ class TrainingQueue:
             self._put_back(item)
 
     def give_up(self) -> None:
-        """Take what is under way as waiting: the run is over, and no slot trains any more."""
+        """Set items in progress to waiting: the run is over, and no slot trains any more."""
         for item in list(self._holders):
             if item in self._ahead.values():
                 self._take_back(item)
@@ -280,7 +281,7 @@ class TrainingQueue:
 
         Args:
             item: its position.
-            error: why it did not.
+            error: why the slot did not begin it.
         """
         del self._holders[item]
         row = self.table[item]
@@ -312,7 +313,7 @@ class TrainingQueue:
         return True
 
     def _may_return(self, slot: SlotAttempt) -> bool:
-        """Whether an item that this slot could train may fail yet, on it or on another one."""
+        """Whether an item that this slot could train may still fail, on it or on another slot."""
         return any(
             holder.slot == slot.slot or self._homes is None for holder in self._holders.values()
         )

@@ -1,13 +1,13 @@
-"""Results of a run in files: what survives the driver, and how the next run goes on.
+"""Results of a run in files: they survive the driver, and let the next run continue.
 
 Covers: the directory's mark (which function, which items), one file per item that is done.
 Does not: unpickle values (tfos.many.trainings, when the user asks for one).
-Runs in: slots (`write`) and the driver.      Threads: any; every call stands alone.
+Runs in: slots (`write`) and the driver.      Threads: any; every call is independent.
 
     results_dir/run.json                   the function's and the items' digests
     results_dir/item-NAME-DIGEST.result    a line of JSON (ResultHead), then the pickle
-The item's name alone decides on its file: a run of more items, or of others in between, finds the
-results that are there. A file is written atomically, so it is whole or absent.
+Only the item's name determines its file: a run of more items, or of others in between, finds the
+existing results. A file is written atomically, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FORMAT = 1
 """Higher where digests of the same function or item are other ones."""
 _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_.-]+")
 _SHOWN_CHARS = 40
-"""Of an item's name in that of its file, whose end is a digest."""
+"""Number of characters of an item's name in its file's name, which ends with a digest."""
 AHEAD = AheadLimits(num_threads=8, num_files=32, num_bytes=256 << 20)
-"""Files that are read before they are asked for."""
+"""Limits of files that are read ahead."""
 _HEAD_BYTES = 64 * 1024
 
 
 class RunMark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a directory's results are of."""
+    """What a directory's results belong to."""
 
     format: int
     function: str
@@ -53,11 +53,11 @@ class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     metrics: dict[str, float]
     digest: str = ""
-    """Of the item that was trained: of a group its rows."""
+    """Digest of the trained item; for a group, of its rows."""
 
 
 class _HeadLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResultHead as JSON, which has no NaN: metrics that are not finite are texts."""
+    """A ResultHead as JSON, which has no NaN: metrics that are not finite become texts."""
 
     item: str
     seconds: float
@@ -74,24 +74,24 @@ class ResultsDirectory:
 
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")
-        """As it was given, without a slash at the end."""
+        """The path as given, without a trailing slash."""
         self._fs = filesystem_for(self.path)
 
     @property
     def mark_path(self) -> str:
-        """Where the mark is."""
+        """Path of the mark."""
         return f"{self.path}/{_MARK}"
 
     def claim(self, function: str, function_digest: str, items_digest: str) -> bool:
-        """Write the mark, or compare the one that is there; return whether its items are these.
+        """Write the mark, or compare the existing one; return whether the items are the same.
 
         Args:
-            function: its name, for messages.
-            function_digest: of its code.
-            items_digest: of the items.
+            function: name of the function, for messages.
+            function_digest: digest of its code.
+            items_digest: digest of the items.
 
         Raises:
-            SettingsError: the results are of another function, or nothing can be written there.
+            SettingsError: the results belong to another function, or nothing can be written there.
         """
         mark = RunMark(
             format=_FORMAT,
@@ -123,7 +123,7 @@ class ResultsDirectory:
         """Yield position and head of each item that an earlier run has done.
 
         Args:
-            names: of the items.
+            names: names of the items.
         """
         there = {status.name for status in self._fs.entries(self.path)}
         found = [number for number, name in enumerate(names) if _file_name(name) in there]
@@ -131,13 +131,13 @@ class ResultsDirectory:
         yield from zip(found, read_in_order(self._read_head, paths, AHEAD), strict=True)
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return the bytes of each item's file; 0: none is there.
+        """Return the bytes of each item's file; 0: there is none.
 
         Args:
-            names: of the items.
+            names: names of the items.
         """
         there: dict[str, int] = {}
-        with contextlib.suppress(FileNotFoundError):  # whoever reads them tells it
+        with contextlib.suppress(FileNotFoundError):  # a later read reports it
             there = {status.name: status.size_bytes for status in self._fs.entries(self.path)}
         return [there.get(_file_name(name), 0) for name in names]
 
@@ -145,8 +145,8 @@ class ResultsDirectory:
         """Write an item's file.
 
         Args:
-            head: what is readable without its value.
-            value: pickled.
+            head: the part that is readable without the value.
+            value: the pickled value.
         """
         metrics: Any = {
             name: number if math.isfinite(number) else str(number)
@@ -156,14 +156,14 @@ class ResultsDirectory:
         self._fs.write(self.path_of(head.item), msgspec.json.encode(line) + b"\n" + value)
 
     def value(self, item: str) -> tuple[ResultHead, bytes]:
-        """Return the head of an item's file and the pickled value, from one and the same file."""
+        """Return the head of an item's file and the pickled value, from the same file."""
         path = self.path_of(item)
         with self._fs.open(path) as file:
             line, _, value = file.read_range(0, file.size_bytes).partition(b"\n")
         return _decoded_head(path, line), value
 
     def head(self, item: str) -> ResultHead | None:
-        """Return the head of an item's file; None: no file is seen from here."""
+        """Return the head of an item's file; None: no file is visible here."""
         try:
             return self._read_head(self.path_of(item))
         except FileNotFoundError:
@@ -181,7 +181,7 @@ class ResultsDirectory:
         return _decoded_head(path, line.partition(b"\n")[0])
 
     def _put_mark(self, path: str, mark: RunMark) -> RunMark:
-        """Write the mark; return the one that is there then, which may be an earlier run's."""
+        """Write the mark; return the mark that is then there, which may be an earlier run's."""
         try:
             self._fs.write(path, msgspec.json.encode(mark), overwrite=False)
         except FileExistsError:
@@ -205,7 +205,7 @@ class ClaimedResults:
 
     directory: ResultsDirectory
     has_same_items: bool
-    """False: the run whose mark is there had other items, or other values of them."""
+    """Whether the run of the existing mark had the same items with the same values."""
 
 
 def _file_name(item: str) -> str:

@@ -1,7 +1,7 @@
-"""Digest of a group's rows: what tells a group that has changed from the one that was trained.
+"""Digest of a group's rows: shows whether a group has changed since it was trained.
 
 Covers: Arrow tables of any type; the order of rows does not count, since Spark promises none.
-Does not: withstand somebody who looks for two tables with one digest.
+Does not: resist a deliberate search for two tables with one digest.
 Runs in: Spark's tasks, beside the packing of a group.      Threads: any; pure.
 """
 
@@ -19,15 +19,14 @@ from ps.sorted_rows.order import hashed as hashed_integers
 Array = numpy.ndarray[Any, Any]
 
 _FACTOR = numpy.uint64(0x9E3779B97F4A7C15)
-"""Odd, so that no column's hash is lost; a value's hash counts by the place of its column."""
+"""Odd, so that no column's hash is lost; a value's hash depends on its column's position."""
 _UNSIGNED = {8: pyarrow.uint8(), 16: pyarrow.uint16(), 32: pyarrow.uint32(), 64: pyarrow.uint64()}
 
 
 def rows_digest(table: pyarrow.Table) -> str:
-    """Return the same for the same rows in any order.
+    """Return a digest: equal for the same rows in any order.
 
-    Columns count by name, type and place; values by their bits. Each row counts as often as it is
-    there.
+    Columns count by name, type and position; values by their bits. Repeated rows count each time.
 
     Args:
         table: rows of one group.
@@ -42,14 +41,14 @@ def rows_digest(table: pyarrow.Table) -> str:
 
 
 def _hashed(array: pyarrow.Array) -> Array:
-    """Return a hash of each value, of none of them too; [n] uint64."""
+    """Return a hash of each value, also of nulls; [n] uint64."""
     values = hashed_integers(_integers(array))
     is_there: Array = array.is_valid().to_numpy(zero_copy_only=False)
     return values * _FACTOR + is_there
 
 
 def _integers(array: pyarrow.Array) -> Array:
-    """Return an integer for each value: the bits of a number or a time, the hash of the rest."""
+    """Return an integer per value: the bits of a number or a time, else a hash."""
     if pyarrow.types.is_boolean(array.type):
         array = array.cast(pyarrow.uint8())
     if pyarrow.types.is_primitive(array.type) and array.type.bit_width in _UNSIGNED:

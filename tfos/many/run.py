@@ -1,6 +1,6 @@
 """The driver's side of one `map_train`: the slots' jobs, their calls, the end.
 
-Covers: one Spark job per slot, again after it failed; slots that are silent; waiting for the first
+Covers: one Spark job per slot, repeated after a failure; silent slots; the wait for the first
 slot; progress; values as Spark's results; the end of everything.
 Does not: decide which item comes next (tfos.many.queue).
 Runs in: the driver.
@@ -41,23 +41,24 @@ from tfos.spark.jobs import (
 )
 
 _HOLD_S = 2.0
-"""An idle slot's call is answered after this long at the latest."""
+"""Longest time before an idle slot's call is answered."""
 _LOOK_S = 0.2
 _PAUSE_S = 2.0
-"""A look that is later than this shows that the driver itself stood still."""
+"""A check that is later than this shows that the driver itself stood still."""
 _LEAVE_S = 10.0
-"""For slots to leave by themselves where all values are safe."""
+"""Seconds for slots to leave on their own if all values are safe."""
 _MAX_NOT_KEPT = 4
-"""Values that were not kept one after the other."""
+"""Number of consecutive values that were not kept, after which the run ends."""
 _MAX_LOSSES = 4
-"""Times that one item's value is lost with its slot: each time it is trained again."""
+"""Number of times that one item's value may be lost with its slot; each time it is trained
+again."""
 _CANCEL_S = 10.0
 _LATER_ATTEMPT = 1000
-"""Attempts of a slot's next job begin this much higher: Spark counts its own from 0."""
+"""Offset of the attempts of a slot's next job: Spark counts its own from 0."""
 
 
 class Closable(Protocol):
-    """What a run closes at its end: the server that its slots call."""
+    """What a run closes at its end: the server for its slots' calls."""
 
     def close(self) -> None:
         """End all calls."""
@@ -65,7 +66,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotJobs:
-    """How the driver runs a slot: the job that yields its values."""
+    """How the driver runs a slot: the job that returns its values."""
 
     sc: Any
     run_id: str
@@ -73,21 +74,21 @@ class SlotJobs:
     action: Callable[[int, int], list[tuple[int, bytes]]]
     """Runs the job of a slot, given its number and first attempt."""
     wait_s: float
-    """Seconds without any slot until the run fails."""
+    """Seconds without any slot after which the run fails."""
     offer: Callable[[], str]
     """Returns what Spark offers now, in words."""
     are_slots_held: Callable[[], bool]
-    """Returns whether there are executors, and tasks of this program hold all their slots."""
+    """Returns whether executors exist and this program's tasks hold all their slots."""
 
 
 class MapRun:
     """One run. `start`, then `wait`; `cancel` at any time.
 
     Args:
-        queue: of its items.
-        console: for progress.
+        queue: queue of its items.
+        console: shows progress.
         check: called with the first item whose value each process of a slot has put into a file;
-            may take seconds. What it raises ends the run. None: values are in no files.
+            may take seconds. Its exception ends the run. None: values are not in files.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class MapRun:
         check: Callable[[int], None] | None = None,
     ) -> None:
         self.values: dict[int, bytes] = {}
-        """Pickled, per item; empty if files have them."""
+        """Pickled values by item; empty if files hold them."""
         self.error: BaseException | None = None
         """Why the run ended early."""
         self._queue = queue
@@ -118,22 +119,22 @@ class MapRun:
 
     @property
     def ended_items(self) -> list[int]:
-        """To read: see TrainingQueue."""
+        """Read only: see TrainingQueue."""
         return self._queue.ended_items
 
     @property
     def busy_share(self) -> float:
-        """Share of the slots' time, from the start, that attempts that have ended took."""
+        """Share of the slots' time since the start that ended attempts took."""
         end_s = self._over_s or time.monotonic()
         slots = max(1, sum(state.has_trained for state in self._slots))
         return self._queue.busy_s / max(1e-9, slots * (end_s - self._started_s))
 
     def start(self, server: Closable, jobs: SlotJobs) -> None:
-        """Submit the jobs; if that fails, none of them goes on.
+        """Submit the jobs; if that fails, none of them continues.
 
         Args:
-            server: started, with this run as its handler.
-            jobs: of its slots.
+            server: a started server, with this run as its handler.
+            jobs: jobs of its slots.
         """
         self._server, self._jobs = server, jobs
         self._slots = [SlotState() for _ in range(jobs.num_slots)]
@@ -143,23 +144,23 @@ class MapRun:
                 for slot in range(jobs.num_slots):
                     if self._queue.has_work(slot):
                         self._submit(slot)
-            watch = inheriting(jobs.sc, self._watch)  # it starts slots again
+            watch = inheriting(jobs.sc, self._watch)  # it restarts slots
             threading.Thread(target=watch, name="tfos-many", daemon=True).start()
         except BaseException:
             self._end()
             raise
 
     def read(self, look: Callable[[TrainingQueue], Any]) -> Any:
-        """Return what a function finds in the queue."""
+        """Return the result of a function of the queue."""
         with self._changed:
             return look(self._queue)
 
     def wait(self, is_enough: Callable[[], bool] | None, timeout_s: float | None) -> bool:
-        """Wait for the end, or for a condition; return whether it came in time.
+        """Wait for the end, or for a condition; return whether it occurred in time.
 
         Args:
-            is_enough: checked at each change, with the run's lock; None: only the end is.
-            timeout_s: None: as long as it takes.
+            is_enough: checked at each change, under the run's lock; None: wait for the end.
+            timeout_s: seconds to wait; None: no limit.
         """
         with self._changed:
             return self._changed.wait_for(
@@ -168,14 +169,14 @@ class MapRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether no part of it runs any more."""
         return self._is_over
 
     def cancel(self, error: BaseException | None = None) -> None:
         """End all slots and their jobs.
 
         Args:
-            error: why, for those who wait.
+            error: the reason, for callers that wait.
         """
         with self._changed:
             if self._is_over:
@@ -198,7 +199,7 @@ class MapRun:
                     return EndSlot()
                 num_ended = len(self._queue.ended_items)
                 order = self._queue.draw(slot, draw.holding, is_ahead=draw.is_ahead)
-                if len(self._queue.ended_items) > num_ended:  # with the process before this one
+                if len(self._queue.ended_items) > num_ended:  # of the previous process
                     self._changed.notify_all()
                 left_s = 0.0 if draw.is_ahead else deadline_s - time.monotonic()
                 if not isinstance(order, WaitForItem) or left_s <= 0:
@@ -215,9 +216,9 @@ class MapRun:
             return BeatReply(self._stopping)
 
     def _is_seen_first(self, slot: SlotAttempt, ended: tuple[Ended, ...]) -> bool:
-        """Check a result of this process before it counts, without the lock: that reads a file.
+        """Check a result of this process before it counts; without the lock, since it reads a file.
 
-        Each process may be on a host of its own, with a directory of its own. False: it does not
+        Each process may be on a different host, with its own directory. False: the result does not
         count, and the run ends.
         """
         done = [each.item for each in ended if each.how is Ending.RETURNED]
@@ -249,7 +250,7 @@ class MapRun:
             self._changed.notify_all()
 
     def _count_kept(self, ended: Ended) -> None:
-        """End a run that trains for nothing: no value can be stored."""
+        """End a run whose values cannot be stored."""
         if ended.how is Ending.NOT_KEPT:
             self._not_kept += 1
         elif ended.how is Ending.RETURNED:
@@ -298,11 +299,11 @@ class MapRun:
             self._changed.notify_all()
 
     def _set_back(self, slot: int, reason: str, *, pauses: bool = False) -> None:
-        """Count what has gone wrong with a slot; warn if it is given up.
+        """Count a setback of a slot; warn if it is given up.
 
         Args:
             slot: its number.
-            reason: what has happened, and what to do.
+            reason: what happened, and what to do.
             pauses: whether its next start waits.
         """
         state = self._slots[slot]
@@ -311,7 +312,7 @@ class MapRun:
             self._console.warn(state.why_given_up(slot, is_alone=is_alone), waits=False)
 
     def _failure_of(self, slot: int, reason: str) -> str:
-        """Return why the run ends with the failure of a job; empty: it goes on."""
+        """Return why the failure of a job ends the run; empty: the run continues."""
         if MAX_RESULT_SIZE in reason:
             return (
                 f"the values of slot {slot} are too large to come back: {reason}; or pass "
@@ -343,7 +344,7 @@ class MapRun:
             self._end()
 
     def _step(self) -> bool:
-        """Give up lost slots, start missing ones; return whether the run is to end."""
+        """Give up lost slots, start missing ones; return whether the run should end."""
         with self._changed:
             now_s = time.monotonic()
             if self._stopping:
@@ -360,7 +361,7 @@ class MapRun:
                 self._over_s = self._over_s or now_s
                 if self._queue.is_durable and now_s - self._over_s > _LEAVE_S:
                     return True
-                # What is left waits for a free slot of Spark, or is lost.
+                # The rest waits for a free slot of Spark, or is lost.
                 return not any(each.job and each.seen_s is not None for each in self._slots)
             self._over_s = None
             if now_s - self._any_seen_s > self._jobs.wait_s and self._computes():
@@ -379,10 +380,10 @@ class MapRun:
             return self._submit_missing(now_s)
 
     def _computes(self) -> bool:
-        """Whether a slot's task runs, as it may for long before its process is there.
+        """Whether a slot's task runs, which it may for long before its process starts.
 
-        Spark computes lost rows of groups again. Where no slot was ever heard, tasks that run may
-        as well have processes that do not reach the driver.
+        Spark may be recomputing lost rows of groups. If no slot was ever heard, running tasks may
+        also have processes that cannot reach the driver.
         """
         if not any(each.has_trained for each in self._slots):
             return False
@@ -390,9 +391,9 @@ class MapRun:
         return any(job.has_active_task() for job in jobs) or self._is_behind_others()
 
     def _is_behind_others(self) -> bool:
-        """Whether slots that have handed their values over wait for jobs that took their place.
+        """Whether slots that have handed over their values wait behind jobs that took their place.
 
-        Spark gives a slot that is free to the job that was submitted first.
+        Spark gives a free slot to the job that was submitted first.
         """
         queued = any(each.has_handed_over and each.job is not None for each in self._slots)
         if not queued or not self._jobs.are_slots_held():
@@ -407,7 +408,7 @@ class MapRun:
         return True
 
     def _submit_missing(self, now_s: float) -> bool:
-        """Start the jobs that are missing; return whether nobody is left to train what waits."""
+        """Start the missing jobs; return whether no slot is left to train the waiting items."""
         idle = [slot for slot, state in enumerate(self._slots) if state.job is None]
         missing = [slot for slot in idle if self._queue.has_work(slot)]
         if self._queue.has_homes:
@@ -424,14 +425,14 @@ class MapRun:
         return True
 
     def _try_again(self, missing: list[int], now_s: float, *, is_any_there: bool) -> None:
-        """Start slots again that were given up: no other one has the rows of their items."""
+        """Restart slots that were given up, if no other slot has the rows of their items."""
         states = [self._slots[slot] for slot in missing]
         is_last = not is_any_there and all(state.is_given_up for state in states)
         for state in states:
             state.try_again(now_s, is_last=is_last)
 
     def _fell_silent(self, slot: int) -> None:
-        """Take a slot as lost, and end its job."""
+        """Count a silent slot as lost, and end its job."""
         silent = f"silent for {slot_state.SILENT_S:.0f} s"
         self._set_back(
             slot,
@@ -441,20 +442,20 @@ class MapRun:
         self._lose(slot, f"slot {slot} was {silent}")
 
     def _lose(self, slot: int, reason: str) -> None:
-        """Give the items of a slot back, and end its job; its end starts the slot again."""
+        """Return the items of a slot, and end its job; the end of the job restarts the slot."""
         state = self._slots[slot]
         state.lose()
         self._queue.slot_lost(slot, reason)
         if state.job is not None:
-            end = functools.partial(state.job.cancel, _CANCEL_S)  # it waits for its end: needs us
+            end = functools.partial(state.job.cancel, _CANCEL_S)  # waits for an end that needs us
             threading.Thread(target=end, name="tfos-many-cancel", daemon=True).start()
         self._changed.notify_all()
 
     def _forgive_pause(self, now_s: float) -> None:
-        """Take the time in which the driver itself stood still, as after Ctrl-Z, off all silence.
+        """Subtract time in which the driver itself stood still, as after Ctrl-Z, from all silence.
 
         Args:
-            now_s: monotonic seconds of this look.
+            now_s: monotonic seconds of this check.
         """
         late_s = now_s - self._looked_s - _LOOK_S
         self._looked_s = now_s
@@ -465,7 +466,7 @@ class MapRun:
             state.forgive(late_s, now_s)
 
     def _end(self) -> None:
-        """End what still runs; whoever waits goes on after it."""
+        """End everything that still runs; waiting callers continue after it."""
         deadline_s = time.monotonic() + _CANCEL_S
         with self._changed:
             self._stopping = True

@@ -1,6 +1,6 @@
 """The driver's side of the slots' calls: an authenticated gRPC server.
 
-Covers: the table of calls, who may make them.
+Covers: the table of calls, and the callers allowed.
 Does not: listen and refuse (tfos.tls_server), decide anything (a ManyHandler does).
 Threads: calls run on daemon threads of the server.
 """
@@ -19,10 +19,10 @@ class ManyHandler(Protocol):
     """Answers slots; several threads may call at once."""
 
     def on_draw(self, draw: messages.Draw) -> messages.Order:
-        """Answer an idle slot, after a wait if there may be something soon."""
+        """Answer an idle slot, after a wait if an item may come soon."""
 
     def on_beat(self, beat: messages.SlotBeat) -> messages.BeatReply:
-        """Answer a slot that lives."""
+        """Answer a slot that is alive."""
 
 
 def many_server(handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int) -> TlsServer:
@@ -31,7 +31,7 @@ def many_server(handler: ManyHandler, credentials: TlsCredentials, *, num_slots:
     Args:
         handler: is called for each message.
         credentials: the driver's certificate and the run's authority.
-        num_slots: of the run; each may wait in a call.
+        num_slots: number of slots of the run; each may wait in a call.
     """
 
     def order(draw: messages.Draw) -> bytes:

@@ -1,6 +1,6 @@
-"""What the driver knows of one slot: its job, when it was heard, what has gone wrong with it.
+"""What the driver knows of one slot: its job, its last call, its setbacks.
 
-Covers: when a slot is lost, when it is started again, when it is given up.
+Covers: when a slot is lost, when it is restarted, when it is given up.
 Does not: run jobs or ask Spark (tfos.many.run), give out items (tfos.many.queue).
 Threads: none; its owner serialises the calls.  The time is an argument.
 """
@@ -14,14 +14,14 @@ from tfos.many.queue import SlotAttempt
 from tfos.spark.jobs import SparkJob
 
 SILENT_S = 30.0
-"""A slot without a call for this long is lost; longer than the slot's own lease of the driver."""
+"""Seconds without a call after which a slot is lost; longer than the slot's lease of the driver."""
 MAX_SETBACKS = 4
-"""Setbacks one after the other, without an item of the slot that ends in between, after which it is
+"""Number of consecutive setbacks, without an ended item of the slot in between, after which it is
 given up."""
 PAUSE_S = 1.0
-"""Before a slot whose job has failed is started again; then 2 s, 4 s."""
+"""Pause before a slot whose job has failed is restarted; then 2 s, 4 s."""
 AGAIN_S = 60.0
-"""Before one that was given up, and that alone has the rows of its items, is started again."""
+"""Pause before a given-up slot is restarted, if only it has the rows of its items."""
 
 
 @dataclass(slots=True)
@@ -29,33 +29,35 @@ class SlotState:
     """One slot."""
 
     job: SparkJob[Any] | None = None
-    """That runs it; None: none does."""
+    """The Spark job that runs this slot, or None."""
     starts: int = 0
     seen_s: float | None = None
-    """When its process was heard last, monotonic seconds; None: none is there."""
+    """When its process last called, in monotonic seconds; None: there is no process."""
     host: str = "a host that only Spark's UI names, in the failed job"
     has_trained: bool = False
-    """Whether it was ever heard."""
+    """Whether its process ever called."""
     leaving: SlotAttempt | None = None
-    """Its process, which has left: its values are on the way, and nobody beats."""
+    """Its process that has left: its values are in transit, and it no longer beats."""
     at_work_s: float = 0.0
-    """When the task of a slot that leaves was last known to be at work."""
+    """When the task of a leaving slot was last known to be running."""
     has_handed_over: bool = False
-    """Whether its last job has brought values in order, and its next process was not heard yet."""
+    """Whether its last job returned its values normally, and its next process has not called
+    yet."""
     setbacks: int = 0
-    """Failed jobs, silences and functions that did not begin, since an item of it has ended."""
+    """Number of failed jobs, silences and functions that did not begin, since its last ended
+    item."""
     reason: str = ""
-    """Of the last setback."""
+    """Reason of the last setback."""
     resumes_s: float = 0.0
-    """It is not started before this time."""
+    """Earliest time of its next start."""
     is_told: bool = False
     """Whether it was given up before."""
     is_last_round: bool = False
-    """Whether it was given up, and got further starts since nobody else trains any more."""
+    """Whether it was given up, and is restarted because no other slot trains any more."""
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it gets no items and is not started again."""
+        """Whether it gets no items and is not restarted."""
         return self.setbacks >= MAX_SETBACKS
 
     def hear(self, now_s: float, *, attempt: SlotAttempt, is_leaving: bool = False) -> None:
@@ -64,7 +66,7 @@ class SlotState:
         Args:
             now_s: monotonic seconds.
             attempt: the process.
-            is_leaving: it has said that it ends.
+            is_leaving: whether it has said that it ends.
         """
         self.seen_s, self.has_trained, self.has_handed_over = now_s, True, False
         if self.leaving is not None and attempt.attempt > self.leaving.attempt:
@@ -73,18 +75,18 @@ class SlotState:
             self.leaving, self.at_work_s = attempt, now_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether its process is lost: one that leaves may be silent."""
+        """Whether its process is lost; a leaving process may be silent."""
         return self.leaving is None and self.seen_s is not None and now_s - self.seen_s > SILENT_S
 
     def is_stuck(self, now_s: float, wait_s: float) -> bool:
-        """Whether its process has left and its task, which has the values, runs nowhere.
+        """Whether its process has left while its task, which has the values, runs nowhere.
 
-        Spark starts the task again if its executor is lost, where there is another one.
+        If its executor is lost, Spark restarts the task on another one, if there is one.
 
         Args:
             now_s: monotonic seconds.
-            wait_s: how long it may be without a task. Python may still read its values for some
-                seconds after its end.
+            wait_s: how long it may be without a task. Python may still read its values for a few
+                seconds after the task's end.
         """
         wait_s = max(wait_s, SILENT_S)
         if self.leaving is None or self.job is None or now_s - self.at_work_s <= wait_s / 2:
@@ -94,14 +96,14 @@ class SlotState:
         return now_s - self.at_work_s > wait_s
 
     def lose(self) -> None:
-        """Note that its process is taken as lost, and await nothing of it."""
+        """Note that its process is lost, and expect nothing from it."""
         self.seen_s = self.leaving = None
 
     def forgive(self, late_s: float, now_s: float) -> None:
-        """Take time in which the driver itself stood still off its silence.
+        """Subtract time in which the driver itself stood still from its silence.
 
         Args:
-            late_s: that time, in seconds.
+            late_s: the time to subtract, in seconds.
             now_s: monotonic seconds.
         """
         self.at_work_s = min(now_s, self.at_work_s + late_s)
@@ -112,7 +114,7 @@ class SlotState:
         """Count a setback; return whether it is given up, for the first time.
 
         Args:
-            reason: what has happened, and what to do.
+            reason: what happened, and what to do.
             now_s: monotonic seconds.
             pauses: whether its next start waits; a start that fails at once would fill the log.
         """
@@ -126,15 +128,15 @@ class SlotState:
         return self.is_given_up and not is_told
 
     def item_ended(self) -> None:
-        """Note that it works."""
+        """Note that it works: an item has ended."""
         self.setbacks, self.is_last_round = 0, False
 
     def try_again(self, now_s: float, *, is_last: bool) -> None:
-        """Let a slot that was given up start: a host that is bad now need not stay so.
+        """Restart a slot that was given up: its host may have recovered.
 
         Args:
             now_s: monotonic seconds.
-            is_last: no other slot runs, so there is no time to wait for.
+            is_last: whether no other slot runs, so that waiting is of no use.
         """
         if not self.is_given_up or self.is_last_round:
             return
@@ -144,7 +146,7 @@ class SlotState:
             self.setbacks = MAX_SETBACKS - 1
 
     def why_given_up(self, slot: int, *, is_alone: bool) -> str:
-        """Return the sentence for the user.
+        """Return the message for the user.
 
         Args:
             slot: its number.

@@ -29,15 +29,15 @@ _SCHEMA = (
 
 
 class ManyTrainings:
-    """What `map_train` returns: one row per item, in the order of the items.
+    """The result of `map_train`: one row per item, in the order of the items.
 
-    A context manager: at the end of the block what still runs is cancelled.
+    A context manager: the end of the block cancels what still runs.
 
     Args:
-        run: of the items.
-        items: their names, with the digest of each; of a group an empty text, since Spark may
-            compute its rows again, perhaps to others.
-        results: where values are; None: with the run.
+        run: run of the items.
+        items: their names, with the digest of each; for groups an empty text, since Spark may
+            recompute their rows, perhaps differently.
+        results: directory of the values; None: the run holds them.
         release: called once, at the end.
     """
 
@@ -72,14 +72,14 @@ class ManyTrainings:
 
     @property
     def failed(self) -> list[ItemTraining]:
-        """The rows of items that have failed."""
+        """Return the rows of items that have failed."""
         return [row for row in self.table() if row.state is TrainingState.FAILED]
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the run; return whether it came in time. Ctrl-C cancels the run.
+        """Wait for the end of the run; return whether it ended in time. Ctrl-C cancels the run.
 
         Args:
-            timeout_s: seconds; None: as long as it takes.
+            timeout_s: seconds to wait; None: no limit.
 
         Raises:
             MapTrainError: the run ended early.
@@ -116,16 +116,16 @@ class ManyTrainings:
             self._wait(functools.partial(_has_more, ended, seen), None)
 
     def value(self, item: str) -> Any:
-        """Return what the function returned for an item; unpickled anew at each call.
+        """Return what the function returned for an item; unpickled again at each call.
 
-        Without `results_dir` it is there once the item's slot has ended.
+        Without `results_dir` it arrives once the item's slot has ended.
 
         Args:
             item: its name, as in the table.
 
         Raises:
-            MapTrainError: the item has failed, with its error; or its value is not there yet, is
-                no longer there, or cannot be read here.
+            MapTrainError: the item has failed, with its error; or its value is not there yet, was
+                removed, or cannot be read here.
             SettingsError: there is no item of this name.
         """
         number = self._positions.get(item)
@@ -151,7 +151,7 @@ class ManyTrainings:
         return _value_of(item, data)
 
     def values(self) -> dict[str, Any]:
-        """Return the values of all items that are done, by name, after the end of the run."""
+        """Return the values of all done items by name, after the end of the run."""
         self.wait()
         names = [row.item for row in self.table() if row.state is TrainingState.DONE]
         if self._results is None:

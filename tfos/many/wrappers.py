@@ -1,4 +1,4 @@
-"""What wrappers call: methods' functions, partials, caches, compiled functions.
+"""What wrappers call: functions of methods, partials, caches, compiled functions.
 
 Covers: decorators of functools and of packages that keep what they wrap under the usual names.
 Threads: any; pure.
@@ -11,15 +11,15 @@ import types
 from typing import Any
 
 _COMPILED = ("py_func", "python_function")
-"""Where numba.njit and tf.function keep what they compile; what else they hold, calls change."""
+"""Attributes in which numba.njit and tf.function keep what they compile; calls change others."""
 _NOT_HELD = {"__wrapped__", *functools.WRAPPER_ASSIGNMENTS}
-"""Attributes of a wrapper that are the wrapped one's."""
+"""Attributes of a wrapper that belong to the wrapped function."""
 
 
 def wrapped_in(value: Any) -> tuple[Any, ...]:
-    """Return what a descriptor or another wrapper calls; empty: it is none.
+    """Return what a descriptor or another wrapper calls; empty: it is not one.
 
-    A partial is none: it has arguments beside its function.
+    A partial is not one: it has arguments besides its function.
     """
     if isinstance(value, staticmethod | classmethod):
         return (value.__func__,)
@@ -36,15 +36,15 @@ def wrapped_in(value: Any) -> tuple[Any, ...]:
 
 
 def held_by(value: Any) -> dict[str, Any]:
-    """Return what a wrapper has beside the function that it wraps, such as its settings.
+    """Return what a wrapper has besides the function that it wraps, such as its settings.
 
     Args:
-        value: that `wrapped_in` has found to be one.
+        value: a wrapper, according to `wrapped_in`.
     """
     if any(callable(getattr(value, name, None)) for name in _COMPILED):
         return {}
     try:
-        state = value.__getstate__()  # a class may leave out what each process has of its own
+        state = value.__getstate__()  # a class may leave out process-specific state
     except Exception:  # noqa: BLE001 - whatever a class raises that refuses to be pickled
         state = getattr(value, "__dict__", None)
     parts = state if isinstance(state, tuple) else (state,)

@@ -1,4 +1,4 @@
-"""KerasEstimator: fits a Keras model on a DataFrame by a cluster of workers and parameter servers.
+"""KerasEstimator: fits a Keras model on a DataFrame with workers and parameter servers.
 
 Covers: the estimator of spark.ml: Params, fit, copy, persistence.
 Does not: check, train (tfos.estimators.training) or write (tfos.ml.persistence).
@@ -40,42 +40,44 @@ class KerasEstimator(
 
     Args:
         model: compiled, with its weights, from which each fit begins.
-        model_fn: makes the compiled model in each worker, in the place of `model`.
+        model_fn: makes the compiled model in each worker, instead of `model`.
         custom_objects: classes and functions of yours that the saved model names.
-        callbacks: of Keras' fit, in every worker; or a function that makes them there. Those of
-            Keras that write files run in the first worker alone.
-        class_weight: by class, as of Keras' fit.
-        featuresCol: column of the features; "features".
-        featuresCols: several: one per input of the model, or side by side.
-        labelCol: column of the labels; "label".
-        labelCols: several: one per output of the model, or side by side.
-        predictionCol: column that the model fills; "prediction".
-        predictionCols: of a model with several outputs: a column per output; their own names.
-        classCol: column of the class, a double: the place of the largest of several numbers, or
-            whether one number, a probability, is above 0.5; "": none.
+        callbacks: passed to Keras' fit in every worker; or a function that makes them there. Those
+            of Keras that write files run in the first worker alone.
+        class_weight: weight by class, as in Keras' fit.
+        featuresCol: column of the features; default "features".
+        featuresCols: several columns of features: one per input of the model, or side by side.
+        labelCol: column of the labels; default "label".
+        labelCols: several columns of labels: one per output of the model, or side by side.
+        predictionCol: column that the model fills; default "prediction".
+        predictionCols: for a model with several outputs, a column per output; default: the outputs'
+            own names.
+        classCol: column of the class, a double: the position of the largest of several numbers, or
+            whether a single number, a probability, is above 0.5; "": no such column.
         weightCol: column of the sample weights.
         validationCol: column that is true where a row validates.
         validationSplit: share of the rows that validate.
-        batchSize: rows of one worker's step; 32.
-        predictBatchSize: rows that the trained model takes at once in transform; 1024.
-        epochs: passes over the rows; 1.
+        batchSize: rows of one worker's step; default 32.
+        predictBatchSize: rows that the trained model takes at once in transform; default 1024.
+        epochs: passes over the rows; default 1.
         learningRate: replaces that of the compiled optimizer.
-        seed: shuffles the rows, and is the seed of the workers' Keras; 0. -1: rows as they come.
-        clusterSize: nodes, servers included; one task slot each; 1.
+        seed: seed of the shuffle and of the workers' Keras; default 0. -1: rows as they come.
+        clusterSize: nodes, servers included; one task slot each; default 1.
         numPS: parameter servers among them; -1: one beside several workers.
-        consistency: of ctx.distribute; "async".
-        stalenessBound: of ssp: steps that a worker may be ahead of the slowest.
+        consistency: mode of ctx.distribute; default "async".
+        stalenessBound: steps that a worker may be ahead of the slowest, for ssp.
         checkpointDir: where the servers save while they train.
-        resume: go on from the newest checkpoint there, of a fit of another program or of one that
-            has failed, without the epochs that it had trained. Within a program nothing tells a
-            second fit from the next fold of a tuner.
-        feedTimeout: seconds without any worker taking a row; 600.
-        exactlyOnce: a task that Spark repeats skips the rows that it fed before; False. Right only
-            where Spark computes a partition with the same rows in the same order again.
+        resume: continue from the newest checkpoint there, of a fit of another program or of a
+            failed fit, without the epochs that it had trained. Within a program, a second fit
+            cannot be told from a tuner's next fold.
+        feedTimeout: seconds in which no worker takes a row; default 600.
+        exactlyOnce: whether a task that Spark repeats skips the rows that it fed before; default
+            False. Correct only if Spark computes a partition with the same rows in the same order.
         verbose: show progress.
 
     Raises:
-        SettingsError: none or both of model and model_fn, or a model that is not compiled.
+        SettingsError: neither or both of model and model_fn are given, or a model that is not
+            compiled.
     """
 
     def __init__(  # noqa: PLR0913 - Params of spark.ml, by keyword
@@ -131,7 +133,7 @@ class KerasEstimator(
         return self._copyValues(model)  # type: ignore[no-any-return]
 
     def _check_results(self, labels: Sequence[str], given: Sequence[str]) -> None:
-        """Refuse results without a place beside the rows; outputs may be called as their labels."""
+        """Refuse result columns that the rows already have; outputs may be named like labels."""
         outputs = self.recipe.outputs
         if len(outputs) < 2 or self.isSet(self.predictionCols):
             self.result_columns(outputs, given)
@@ -140,9 +142,9 @@ class KerasEstimator(
         taken = {name.lower() for name in labels}
         if same := [name for name in outputs if name.lower() in taken]:
             warnings.warn(
-                f"outputs {same} are called as label columns: the model that is fitted transforms "
-                "rows without these columns only. CrossValidator and TrainValidationSplit "
-                "transform rows with labels, and would fail after the training: set predictionCols "
+                f"outputs {same} are named like label columns, so the fitted model transforms only "
+                "rows without these columns. CrossValidator and TrainValidationSplit transform "
+                "rows with labels, and would fail after the training. Set predictionCols "
                 "for them",
                 stacklevel=4,
             )
@@ -168,7 +170,7 @@ class KerasEstimator(
         )
 
     def write(self) -> MLWriter:
-        """Return the writer of spark.ml: the model as a file, functions by their names."""
+        """Return the writer of spark.ml: the model as a file, functions by name."""
         return EstimatorWriter(self)
 
     @classmethod
@@ -178,24 +180,24 @@ class KerasEstimator(
 
 
 def _given(value: int) -> int | None:
-    """Return a number of Params; None: it is -1, which leaves it out."""
+    """Return the number of a Param; None: it is -1, which means not set."""
     return None if value == -1 else value
 
 
 _directories: dict[str, str] = {}
-"""What the fit of each checkpointDir does or has done. Tuning gives all its fits the same one."""
+"""State of the fit of each checkpointDir. A tuner gives all its fits the same directory."""
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def _alone_in(directory: str) -> Iterator[None]:
-    """Hold a directory of checkpoints for one fit; after a failure another one goes on there.
+    """Hold a directory of checkpoints for one fit; after a failure another fit continues there.
 
     Args:
-        directory: of the checkpoints; empty: none.
+        directory: directory of the checkpoints; empty: none.
 
     Raises:
-        SettingsError: another fit trains there, which may still wait for slots, or has ended.
+        SettingsError: another fit there trains, waits for slots, or has ended.
     """
     if not directory:
         yield
@@ -204,12 +206,12 @@ def _alone_in(directory: str) -> Iterator[None]:
         if directory in _directories:
             raise SettingsError(
                 f"checkpointDir={directory!r}: a fit of this program {_directories[directory]} "
-                "there, and this one would go on from its weights, as the next fold of a tuner "
-                "would. Name another directory; while you tune, name none: the fits of all folds "
-                "would share it. A fit that is to go on there, with resume=True, or in the "
-                "directory once you have emptied it, has its place in another program: in a "
-                "notebook, restart its kernel. To train on here from its weights alone, with a "
-                "fresh optimizer, fit KerasEstimator(fitted.keras_model()) with another directory"
+                "there, and this fit would continue from its weights, as a tuner's next fold "
+                "would. Name another directory. A tuner needs none: the fits of all folds would "
+                "share it. To continue there with resume=True, or to reuse the emptied directory, "
+                "run the fit in another program (in a notebook, restart its kernel). To continue "
+                "here from the weights alone, with a fresh optimizer, fit "
+                "KerasEstimator(fitted.keras_model()) with another directory"
             )
         _directories[directory] = "trains"
     try:

@@ -43,8 +43,8 @@ class KerasModel(
 
     Args:
         content: bytes of a `.keras` file.
-        custom_objects: classes and functions of yours that it names.
-        history: of its fit.
+        custom_objects: classes and functions of yours that the file names.
+        history: metrics of its fit, a value per epoch.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class KerasModel(
             dataset: has the columns of features and labels, and of weights if `weightCol` is set.
 
         Raises:
-            SettingsError: columns, types or an empty DataFrame.
+            SettingsError: invalid columns or types, or an empty DataFrame.
             NotCompiled: the file has a model that was never compiled; before any node starts.
         """
         recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
         recipe.check_compiled(trains=False)
-        with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
+        with contextlib.suppress(SettingsError):  # without fixed inputs nothing can be checked here
             recipe = described(recipe, self._read(dataset.sparkSession))
         plan = self.column_plan()
         return evaluate(dataset, plan, recipe, self.getBatchSize(), verbose=self.getVerbose())
@@ -115,9 +115,9 @@ class KerasModel(
         return ModelSource(content=self.content, custom_objects=self.custom_objects)
 
     def _outputs(self, signature: ModelSignature, given: list[str]) -> tuple[OutputColumn, ...]:
-        """One number per row is a double, as Spark's evaluators take it.
+        """Return the output columns; one number per row is a double, as Spark's evaluators expect.
 
-        Of predictionCols an int64 is a bigint, which holds all of them.
+        With predictionCols an int64 becomes a bigint, which holds all of them.
         """
         names = list(signature.outputs)
         columns = self.result_columns(names, given)

@@ -19,35 +19,35 @@ from tfos.spark.param_accessors import accessors, param
 
 
 class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Params of both."""
+    """Params of KerasEstimator and KerasModel."""
 
     featuresCol = param(
-        "featuresCol", "column of the features, where it is one", TypeConverters.toString
+        "featuresCol", "column of the features, if there is one", TypeConverters.toString
     )
     featuresCols = param(
         "featuresCols",
         "columns of the features: one per input of the model, or side by side",
         TypeConverters.toListString,
     )
-    labelCol = param("labelCol", "column of the labels, where it is one", TypeConverters.toString)
+    labelCol = param("labelCol", "column of the labels, if there is one", TypeConverters.toString)
     labelCols = param(
         "labelCols",
         "columns of the labels: one per output of the model, or side by side",
         TypeConverters.toListString,
     )
     predictionCol = param(
-        "predictionCol", "column of the output of a model with one", TypeConverters.toString
+        "predictionCol", "output column of a model with one output", TypeConverters.toString
     )
     predictionCols = param(
         "predictionCols",
-        "columns of the outputs of a model with several, one per output; not set: the outputs' own "
+        "output columns of a model with several outputs, one per output; not set: the outputs' own "
         "names",
         TypeConverters.toListString,
     )
     classCol = param(
         "classCol",
-        "column of the class, a double: the place of the largest of several numbers, or "
-        "whether one number, a probability, is above 0.5; empty: none",
+        "column of the class, a double: the position of the largest of several numbers, or "
+        "whether a single number, a probability, is above 0.5; empty: none",
         TypeConverters.toString,
     )
     weightCol = param(
@@ -75,7 +75,7 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         """Return the columns of features, labels and weights.
 
         Raises:
-            SettingsError: one column and several are named for the same.
+            SettingsError: both the Param for one column and the one for several are set.
         """
         return ColumnPlan(
             features=self._either(self.featuresCol, self.featuresCols),
@@ -87,12 +87,13 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         """Return the columns that the model's outputs fill, one per output, in the outputs' order.
 
         Args:
-            outputs: of the model; empty: not known yet.
+            outputs: names of the model's outputs; empty: not known yet.
             given: columns of the DataFrame, which the results must not have.
 
         Raises:
-            SettingsError: another number of columns than of outputs, a column with the name of
-                another output, a class of several outputs, or a name that the DataFrame has.
+            SettingsError: the number of columns differs from that of outputs, a column has the name
+                of another output, several outputs would have a class, or the DataFrame has
+                the name already.
         """
         named = self._either(self.predictionCol, self.predictionCols)
         class_column = self.getClassCol()
@@ -101,14 +102,14 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
             named = tuple(outputs)
         if outputs and len(named) != len(outputs):
             raise SettingsError(
-                f"predictionCols={list(named)}: the model has the outputs {list(outputs)}; name "
-                "one column per output, in this order"
+                f"predictionCols={list(named)}, but the model has the outputs {list(outputs)}. "
+                "Name one column per output, in this order"
             )
         named = in_order("predictionCols", named, "output", outputs)
         if class_column and len(named) > 1:
             raise SettingsError(
-                f"classCol={class_column!r}: the model has the outputs {list(outputs or named)}; a "
-                "class is that of one output"
+                f"classCol={class_column!r}, but the model has the outputs "
+                f"{list(outputs or named)}. Only a model with one output has a class"
             )
         is_known = bool(outputs or is_named or class_column)
         _check_free([*named, *([class_column] if class_column else [])] if is_known else [], given)
@@ -131,8 +132,8 @@ def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
         if name.lower() in taken:
             raise SettingsError(
                 f"the results have a column {name!r}, and so have the rows or another result: "
-                f"{list(given)}; name it otherwise: predictionCol, predictionCols of several "
-                "outputs, or classCol"
+                f"{list(given)}. Choose another name with predictionCol, predictionCols (several "
+                "outputs) or classCol"
             )
         taken.add(name.lower())
 
@@ -151,12 +152,12 @@ class FitParams(ModelParams):
     epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
     learningRate = param(
         "learningRate",
-        "replaces that of the compiled optimizer; 0: does not",
+        "replaces the compiled optimizer's rate; 0: keeps it",
         TypeConverters.toFloat,
     )
     seed = param(
         "seed",
-        "shuffles the rows, and is the seed of the workers' Keras; -1: rows as they come",
+        "seed of the shuffle and of the workers' Keras; -1: rows as they come",
         TypeConverters.toInt,
     )
     clusterSize = param(
@@ -168,31 +169,31 @@ class FitParams(ModelParams):
         TypeConverters.toInt,
     )
     consistency = param(
-        "consistency", "of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
+        "consistency", "mode of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
     )
     stalenessBound = param(
         "stalenessBound",
-        "steps that a worker may be ahead of the slowest, of ssp; -1: another mode",
+        "steps that a worker may be ahead of the slowest, for ssp; -1: not set",
         TypeConverters.toInt,
     )
     checkpointDir = param(
         "checkpointDir",
-        "where the servers save while they train; empty: nowhere",
+        "where the servers save while they train; empty: they do not save",
         TypeConverters.toString,
     )
     resume = param(
         "resume",
-        "whether a fit goes on from the newest checkpoint in checkpointDir, of another program, "
+        "whether a fit continues from the newest checkpoint in checkpointDir, of another program, "
         "without the epochs that an interrupted fit had trained",
         TypeConverters.toBoolean,
     )
     feedTimeout = param(
-        "feedTimeout", "seconds without any worker taking a row", TypeConverters.toFloat
+        "feedTimeout", "seconds in which no worker takes a row", TypeConverters.toFloat
     )
     exactlyOnce = param(
         "exactlyOnce",
-        "whether a task that Spark repeats skips the rows that it fed before, which is right only "
-        "where a partition has the same rows in the same order again",
+        "whether a task that Spark repeats skips the rows that it fed before; correct only "
+        "if a partition has the same rows in the same order again",
         TypeConverters.toBoolean,
     )
 
@@ -214,7 +215,7 @@ class FitParams(ModelParams):
         """Return the columns of a fit.
 
         Raises:
-            SettingsError: one column and several are named for the same.
+            SettingsError: both the Param for one column and the one for several are set.
         """
         return dataclasses.replace(
             super().column_plan(), validation=self.getValidationCol() or None

@@ -22,7 +22,7 @@ _FILE = "model.keras"
 _FORMAT = 1
 """Of what stands beside an estimator's Params."""
 _PIECE_BYTES = 8 << 20
-"""Of one call into the JVM."""
+"""Bytes per call into the JVM."""
 
 
 class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
@@ -38,7 +38,7 @@ class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
 
 
 class _ReaderOf(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Reads what such a writer wrote.
+    """Reads what _WriterOf wrote.
 
     Args:
         cls: class of the object.
@@ -88,7 +88,7 @@ class EstimatorWriter(_WriterOf):
         estimator: the KerasEstimator.
 
     Raises:
-        SettingsError: it has what cannot be saved; before overwrite() deletes an older one.
+        SettingsError: a part of it cannot be saved; before overwrite() deletes an older one.
     """
 
     def __init__(self, estimator: Any) -> None:
@@ -96,8 +96,8 @@ class EstimatorWriter(_WriterOf):
         recipe, callbacks = estimator.recipe, estimator.callbacks
         if not callable(callbacks) and len(callbacks):
             raise SettingsError(
-                f"callbacks={list(callbacks)} cannot be saved, being objects. Pass a function in "
-                "a module, at top level, that makes them: callbacks=made"
+                f"callbacks={list(callbacks)} are objects and cannot be saved. Pass a function at "
+                "top level of a module that makes them: callbacks=made"
             )
         class_weight = estimator.class_weight or {}
         self._extra = {
@@ -140,9 +140,9 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
     """Return the recipe of a saved estimator.
 
     Args:
-        metadata: that EstimatorWriter wrote.
-        content: of the file beside it; empty: a function makes the model.
-        path: of the estimator, for the error.
+        metadata: the metadata that EstimatorWriter wrote.
+        content: bytes of the file beside it; empty: a function makes the model.
+        path: path of the estimator, for the error.
 
     Raises:
         SettingsError: another version of tfos has written it.
@@ -166,7 +166,7 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
 
 
 def _nothing() -> None:
-    """Stand in for the model, whose recipe follows."""
+    """Take the place of the model, whose recipe follows."""
 
 
 def _with_params(made: Any, metadata: dict[str, Any]) -> Any:
@@ -184,7 +184,7 @@ def _functions(references: dict[str, str]) -> dict[str, Any]:
 
 
 def _write(sc: Any, path: str, content: bytes) -> None:
-    """Write a file by Hadoop's file systems, as Spark does the metadata beside it."""
+    """Write a file with Hadoop's file systems, as Spark does the metadata beside it."""
     target = sc._jvm.org.apache.hadoop.fs.Path(path)
     stream = target.getFileSystem(sc._jsc.hadoopConfiguration()).create(target, True)
     try:
@@ -195,11 +195,11 @@ def _write(sc: Any, path: str, content: bytes) -> None:
 
 
 def _read(sc: Any, path: str) -> bytes:
-    """Read a file as `_write` writes one; no Spark job, whose results would have a largest size."""
+    """Read a file that `_write` wrote, without a Spark job, whose results are limited in size."""
     source = sc._jvm.org.apache.hadoop.fs.Path(path)
     files = source.getFileSystem(sc._jsc.hadoopConfiguration())
     if not files.exists(source):
-        raise SettingsError(f"{path} does not exist, which write().save() puts beside the metadata")
+        raise SettingsError(f"{path} does not exist; write().save() puts it beside the metadata")
     stream, found = files.open(source), bytearray()
     try:
         while piece := stream.readNBytes(_PIECE_BYTES):

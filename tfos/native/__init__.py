@@ -1,1 +1,1 @@
-"""TensorFlow's own strategies: the processes of its servers, their ports, whether they are used."""
+"""TensorFlow's own strategies: their server processes and ports, and whether they are used."""

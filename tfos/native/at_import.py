@@ -1,6 +1,6 @@
-"""At import: a module of another package is changed once, when something imports it.
+"""At import: change a module of another package once, when it is imported.
 
-Covers: the finder that waits for the module.      Does not: import it, know what is changed.
+Covers: the finder that waits for the module.      Does not: import it, know the change.
 Threads: any; Python imports a module once.
 """
 
@@ -42,7 +42,7 @@ class _AtImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that changes what it has loaded."""
+        """Return the module's own spec, with a loader that changes the loaded module."""
         if fullname != self.name:
             return None
         others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]

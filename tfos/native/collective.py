@@ -1,11 +1,11 @@
-"""Collective group: whether TensorFlow here sums with other processes, in calls that need them all.
+"""Collective group: whether TensorFlow here joins other processes in calls that need all of them.
 
-Covers: the notice before TensorFlow joins the others, errors that their end may have caused.
+Covers: the notice before TensorFlow joins them, errors that the end of a peer may have caused.
 Does not: import TensorFlow, end anything (tfos.control decides).
 Threads: the notice comes on the thread that builds the strategy.
 
-MultiWorkerMirroredStrategy joins the others when it is built, and waits there, with Python's lock
-held, until they are all there: nothing in this process could tell of it afterwards.
+MultiWorkerMirroredStrategy joins the others when it is built, and waits for all of them with
+Python's lock held: nothing in this process could report it afterwards.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _CONTEXT = "tensorflow.python.eager.context"
 
 
 def before_collective(tell: Callable[[int], object]) -> None:
-    """Have `tell` called before TensorFlow in this process joins others in collective calls.
+    """Call `tell` before TensorFlow in this process joins others in collective calls.
 
     Args:
-        tell: called with the number of workers each time a strategy of several is built.
+        tell: called with the number of workers each time a strategy with several is built.
     """
     at_import(_CONTEXT, lambda module: _tell_first(module, tell))
 
 
 def _tell_first(module: ModuleType, tell: Callable[[int], object]) -> None:
     plain = getattr(module.Context, "enable_collective_ops", None)
-    if plain is None:  # another TensorFlow: the workers count as independent
+    if plain is None:  # another TensorFlow version: the workers count as independent
         return
 
     @functools.wraps(plain)
@@ -48,9 +48,9 @@ def _tell_first(module: ModuleType, tell: Callable[[int], object]) -> None:
 
 
 def may_follow_from_peer(error: BaseException) -> bool:
-    """Whether an error of main_fun may be what another worker's end has done to TensorFlow here.
+    """Whether an error of main_fun may follow from the end of another worker.
 
     Args:
-        error: of main_fun, in a worker of such a group.
+        error: error of main_fun, in a worker of such a group.
     """
     return type(error).__module__ == TENSORFLOW_ERRORS

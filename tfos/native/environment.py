@@ -1,6 +1,6 @@
 """What TensorFlow's strategies read from the environment, and whether main_fun has built one.
 
-Covers: TF_CONFIG, gRPC's switches, the look for a strategy.      Does not: import TensorFlow.
+Covers: TF_CONFIG, gRPC's switches, the check for a strategy.      Does not: import TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 def announce_to_tensorflow(
     environment: MutableMapping[str, str], *, has_tensorflow_servers: bool
 ) -> None:
-    """Set the switches of TensorFlow's gRPC in an environment, unless they are set.
+    """Set TensorFlow's gRPC switches in an environment, unless they are set.
 
     Args:
-        environment: of the process that TensorFlow is imported in.
-        has_tensorflow_servers: whether a coordinator must learn of lost servers: TensorFlow advises
-            to let its calls fail at once then. Other strategies wait for peers that start.
+        environment: environment of the process that imports TensorFlow.
+        has_tensorflow_servers: whether a coordinator must learn of lost servers. TensorFlow then
+            advises that its calls fail at once; other strategies wait for peers that start.
     """
-    environment.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort is in its way
+    environment.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort would block the port
     if has_tensorflow_servers:
         environment.setdefault("GRPC_FAIL_FAST", "use_caller")
 
@@ -28,15 +28,15 @@ def announce_to_tensorflow(
 def tf_config(
     cluster: Mapping[str, Sequence[str]], job: str, index: int, *, has_tensorflow_servers: bool
 ) -> str:
-    """Return TF_CONFIG of a node.
+    """Return TF_CONFIG for a node.
 
     Args:
         cluster: `host:port` of each node, by job.
-        job: this node's.
-        index: this node's within its job.
-        has_tensorflow_servers: whether TensorFlow runs on the nodes of `ps`. tf.distribute would
-            wait for servers of tfos for ever: they are left out, and so is the evaluator, which
-            is no part of the training.
+        job: this node's job.
+        index: this node's index within its job.
+        has_tensorflow_servers: whether TensorFlow runs on the `ps` nodes. If not, they are left
+            out, because tf.distribute would wait for them forever. The evaluator, which is not part
+            of the training, is always left out.
     """
     jobs = dict(cluster)
     jobs.pop("evaluator", None)

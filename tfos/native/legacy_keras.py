@@ -1,11 +1,11 @@
-"""tf-keras, Keras 2, as `tf.keras`: which Keras nodes have, and what Keras 2's programs write.
+"""tf-keras, Keras 2, as `tf.keras`: which Keras the nodes use, and what Keras 2 programs write.
 
-Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, what to do where Keras 3
+Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, advice if Keras 3
 refuses a program.
 Does not: import TensorFlow or tf-keras, install anything.
 Runs in: the driver and the workers' processes.
 
-TensorFlow looks at TF_USE_LEGACY_KERAS when it is imported, for `from tensorflow.keras import`, and
+TensorFlow reads TF_USE_LEGACY_KERAS when it is imported (for `from tensorflow.keras import`), and
 when `tf.keras` is first used. main_fun names classes of `tf.keras`,
 so a node must have the driver's Keras before it reads main_fun.
 """
@@ -22,18 +22,18 @@ from tfos.native.at_import import at_import
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
 _TRUE = ("1", "true", "True")
-"""As TensorFlow reads it."""
+"""Values that TensorFlow reads as true."""
 _PACKAGE = "tf_keras"
 _OPTIMIZERS = "tf_keras.src.optimizers"
 
 
 def prefer(environment: MutableMapping[str, str], modules: Mapping[str, ModuleType]) -> None:
-    """Choose Keras 2 where it is installed and nothing has been chosen yet.
+    """Choose Keras 2 if it is installed and nothing has been chosen yet.
 
     Args:
-        environment: of this process.
-        modules: of this process. Where TensorFlow is among them and `tf.keras` was used, its use
-            was the choice.
+        environment: environment of this process.
+        modules: modules of this process. If TensorFlow is among them and `tf.keras` was used, that
+            use was the choice.
     """
     if VARIABLE in environment or _was_used(modules):
         return
@@ -46,7 +46,7 @@ def _was_used(modules: Mapping[str, ModuleType]) -> bool:
     if tensorflow is None:
         return False
     lazy = vars(tensorflow).get("keras")
-    # TensorFlow's own mark of a module that waits for its first use; without it, it was used.
+    # TensorFlow's own mark of a module that is not used yet; without it, it was used.
     waits = lazy is not None and vars(lazy).get("_tfll_initialized") is False
     return not waits or "tensorflow.keras" in modules
 
@@ -55,8 +55,8 @@ def follow(environment: MutableMapping[str, str], choice: str) -> None:
     """Prepare a node for the driver's Keras, before anything imports TensorFlow.
 
     Args:
-        environment: of this process; what it says already stays.
-        choice: the driver's TF_USE_LEGACY_KERAS; empty: it has none.
+        environment: environment of this process; what is already set stays.
+        choice: the driver's TF_USE_LEGACY_KERAS; empty: not set.
     """
     if choice:
         environment.setdefault(VARIABLE, choice)
@@ -65,12 +65,12 @@ def follow(environment: MutableMapping[str, str], choice: str) -> None:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about the error of Keras 3's `fit` under several workers of a strategy.
+    """Return the advice for the error of Keras 3's `fit` under several workers of a strategy.
 
-    Its own text is of a conversion that fails. Empty: it is another error.
+    Keras' own text only says that a conversion fails. Empty: it is another error.
 
     Args:
-        error: of main_fun.
+        error: error of main_fun.
     """
     if not isinstance(error, ValueError) or "values.PerReplica" not in str(error):
         return ""
@@ -81,9 +81,9 @@ def advice(error: BaseException) -> str:
 
 
 def honour_lr() -> None:
-    """Let `lr=` of tf-keras' optimizers be the learning rate, as it was; idempotent.
+    """Let `lr=` of tf-keras' optimizers set the learning rate again; idempotent.
 
-    tf-keras drops it with a line in the log, and trains with 0.001.
+    tf-keras ignores it with a line in the log, and trains with 0.001.
     """
     at_import(_OPTIMIZERS, _take_lr)
 

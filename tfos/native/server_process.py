@@ -5,8 +5,8 @@ Does not: run user code, hold anything of tfos. TensorFlow's server has no login
 Runs in: a child of the supervisor.
 Threads: `tfos-orders` carries out orders; the main thread waits for the end.
 
-The server serves before the node counts as ready, so the chief's main_fun finds all of them. It
-knows its own address only: a coordinator sends the whole cluster when it connects.
+The server serves before the node counts as ready, so the chief's main_fun finds all servers. It
+knows only its own address: a coordinator sends the whole cluster when it connects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorFlowServerProcess:
 
     Args:
         spec: the child's document.
-        link: to the supervisor.
+        link: link to the supervisor.
     """
 
     def __init__(self, spec: ChildSpec, link: ChildLink[ToServer]) -> None:

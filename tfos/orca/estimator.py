@@ -56,7 +56,7 @@ _WORDS = {
     "numPS": "num_ps",
     "stalenessBound": "staleness_bound",
 }
-"""Orca's names of arguments, by those of spark.ml."""
+"""Orca's argument names, by those of spark.ml."""
 _ROWS = "a DataFrame or a path"
 _FUNCTION = "a function of (config, batch_size)"
 _NO_MODEL = (
@@ -73,8 +73,8 @@ class Estimator:
 
     Args:
         recipe: the model.
-        config: given to the user's functions.
-        settings: of every fit.
+        config: argument of the user's functions.
+        settings: settings of every fit.
         model_dir: where models and checkpoints are saved; None: nowhere.
     """
 
@@ -91,15 +91,15 @@ class Estimator:
         self._settings = settings
         self._model_dir = model_dir
         self._signature: ModelSignature | None = None
-        """Of the trained model, once a task has read it."""
+        """Signature of the trained model, once a task has read it."""
         self._servers: int | None = None
-        """Number of the directory of model_dir whose servers' state the next fit goes on from."""
+        """Number of the directory in model_dir with the servers' state for the next fit."""
         self._model: int | None = None
         """Number of the model in model_dir; None: the model is another one."""
         self._is_behind = False
-        """Servers have saved a state that is in no model yet."""
+        """Whether servers have saved a state that is in no model yet."""
         self._resumes_epochs = False
-        """The next fit is the interrupted one, without the epochs that it had trained."""
+        """Whether the next fit resumes the interrupted one, without the epochs it had trained."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
@@ -118,31 +118,31 @@ class Estimator:
         verbose: bool = True,
         **orca: Never,
     ) -> Estimator:
-        """Return an estimator of a compiled Keras model; of none, which load() gives it.
+        """Return an estimator of a compiled Keras model, or one without a model, for load().
 
         Args:
-            model: compiled, with its weights.
-            model_creator: called as `model_creator(config)` in every worker, in the place of
+            model: compiled model, with its weights.
+            model_creator: called as `model_creator(config)` in every worker, instead of
                 `model`; returns a compiled model.
-            config: for `model_creator` and data functions.
+            config: argument of `model_creator` and data functions.
             model_dir: path or URL (docs/guides/files.md): each fit leaves its model there, and the
-                servers save there while they train; None: nowhere. It needs a SparkContext, whose
-                default file system decides where a plain path leads.
+                servers save there while they train; None: nothing is saved. It needs a
+                SparkContext, whose default file system holds plain paths.
             cluster_size: nodes of each fit, servers included; one task slot each.
             num_ps: servers among them; None: one beside several workers.
-            consistency: of ctx.distribute.
-            staleness_bound: of `consistency="ssp"`, in steps.
-            seed: shuffles the rows of a DataFrame or path, other in each epoch, and with the
-                worker's rank it seeds Keras; None: rows in their own order, Keras as it is.
-            exactly_once: a task that Spark repeats skips the rows that it fed before; right only
-                where a partition has the same rows in the same order again.
+            consistency: mode of ctx.distribute.
+            staleness_bound: steps, for `consistency="ssp"`.
+            seed: shuffles the rows of a DataFrame or path, differently in each epoch; with the
+                worker's rank added, it seeds Keras. None: rows in their own order, and Keras
+                without a seed.
+            exactly_once: whether a task that Spark repeats skips the rows that it fed before;
+                correct only if a partition has the same rows in the same order again.
             verbose: show progress.
-            **orca: arguments of Orca's that are not here: all are refused, here and in the calls
-                below.
+            **orca: other arguments of Orca: all are refused, here and in the calls below.
 
         Raises:
-            SettingsError: both model and model_creator, or settings that cannot work; or an
-                argument of Orca's, with what to do instead.
+            SettingsError: both model and model_creator, or invalid settings; or an argument of
+                Orca, with what to do instead.
         """
         refuse("from_keras", orca)
         config = dict(config or {})
@@ -162,16 +162,16 @@ class Estimator:
             model_dir = output_directory(model_dir, "models", place)
         return cls(_recipe_of(model, model_creator, config), config, settings, model_dir)
 
-    if not TYPE_CHECKING:  # which would take any name for an attribute
+    if not TYPE_CHECKING:  # mypy would accept any attribute name
 
         def __getattr__(self, name: str) -> Never:
-            """Say what to call in the place of a method that Orca has.
+            """Say what to call instead of a method that Orca has.
 
             Args:
-                name: of an attribute that is not here.
+                name: name of an attribute that does not exist.
 
             Raises:
-                AttributeError: in any case.
+                AttributeError: always.
             """
             told = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{told}: {METHODS[name]}" if name in METHODS else told)
@@ -188,34 +188,34 @@ class Estimator:
         class_weight: Mapping[int, float] | None = None,
         **orca: Never,
     ) -> dict[str, list[float]]:
-        """Train, from where the last fit ended; return this fit's metrics, a value per epoch.
+        """Train from where the last fit ended; return this fit's metrics, a value per epoch.
 
-        After one that failed, it goes on from what the servers of `model_dir` had saved, and trains
-        all of its epochs. Where the failed one had fresh servers, as the first has and the first
-        behind load(), it begins again, unless load_latest_checkpoint() comes before it. Behind that
-        call, a fit of a DataFrame or path trains the epochs that the failed one had left; one of a
-        function all.
+        After a failed fit, the next one continues from what the servers of `model_dir` had saved,
+        and trains all of its epochs. If the failed fit had fresh servers (as the first fit has, and
+        the first after load()), the next one starts over, unless load_latest_checkpoint() comes
+        first. After that call, a fit of a DataFrame or path trains the remaining epochs, and a fit
+        of a function trains all of its epochs.
 
         Args:
             data: a DataFrame; a path of files in Spark's default format; or a function
-                `creator(config, batch_size)`, called in every worker, that returns a
-                tf.data.Dataset in batches, of which several workers take turns in the batches.
+                `creator(config, batch_size)`, called in every worker, that returns a batched
+                tf.data.Dataset. Several workers take turns in its batches.
             epochs: passes over the data.
-            batch_size: rows of one step of all workers together, at least one each; a warning
-                tells where it does not divide by them.
-            feature_cols: columns of the features; of a DataFrame or path.
-            label_cols: columns of the labels.
-            validation_data: of the same kind as data; validates each epoch. Each worker validates
-                all that a function returns.
-            callbacks: of Keras' fit, in every worker; those of Keras that write files in the first
-                one alone.
-            class_weight: by class, as of Keras' fit.
-            **orca: as of from_keras.
+            batch_size: rows per step of all workers together, at least one each; a warning says if
+                it is not a multiple of their number.
+            feature_cols: columns of the features of a DataFrame or path.
+            label_cols: columns of the labels of a DataFrame or path.
+            validation_data: validates each epoch; of the same kind as data. Each worker validates
+                all rows that a function returns.
+            callbacks: passed to Keras' fit in every worker; Keras callbacks that write files only
+                in the first one.
+            class_weight: weight by class, as in Keras' fit.
+            **orca: as in from_keras.
 
         Raises:
-            SettingsError: there is no model; or data, columns or settings that cannot work, or with
-                servers and model_dir a DataFrame or path within foreachBatch; before any node
-                starts. Or model_dir takes no model behind the fit, which the estimator then has.
+            SettingsError: there is no model; data, columns or settings are invalid; or, with
+                servers and model_dir, a DataFrame or path is within foreachBatch; before any node
+                starts. Or model_dir takes no model after the fit; the estimator then has the model.
             NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         refuse("fit", orca)
@@ -249,13 +249,13 @@ class Estimator:
 
         Args:
             data: as for `fit`.
-            batch_size: rows of a step.
-            feature_cols: columns of the features; of a DataFrame or path.
-            label_cols: columns of the labels.
-            **orca: as of from_keras.
+            batch_size: rows per step.
+            feature_cols: columns of the features of a DataFrame or path.
+            label_cols: columns of the labels of a DataFrame or path.
+            **orca: as in from_keras.
 
         Raises:
-            SettingsError: there is no trained model yet, or data or columns that cannot work.
+            SettingsError: there is no trained model yet, or data or columns are invalid.
             NotCompiled: load() has read a model that was never compiled.
         """
         refuse("evaluate", orca)
@@ -278,18 +278,18 @@ class Estimator:
         batch_size: int | None = None,
         **orca: Never,
     ) -> DataFrame:
-        """Return the DataFrame with the model's outputs as further columns.
+        """Return the DataFrame with the model's outputs as additional columns.
 
         Args:
             data: a DataFrame or a path.
             feature_cols: columns of the features.
             output_cols: a name per output; None: "prediction", or the outputs' own names.
             batch_size: rows that the model takes at once; None: 1024.
-            **orca: as of from_keras.
+            **orca: as in from_keras.
 
         Raises:
-            SettingsError: there is no trained model yet, columns that do not fit it, or a
-                batch_size below 1.
+            SettingsError: there is no trained model yet, columns do not fit it, or batch_size is
+                below 1.
         """
         refuse("predict", orca)
         frame = _frame(data, _ROWS)
@@ -303,45 +303,45 @@ class Estimator:
         )
         if len(names) != len(outputs):
             raise SettingsError(
-                f"output_cols={list(names)}, the model has the outputs {outputs}; name a column "
-                "for each, in this order"
+                f"output_cols={list(names)}, but the model has the outputs {outputs}. Name one "
+                "column for each, in this order"
             )
         filled = map(OutputColumn, outputs, in_order("output_cols", names, "output", outputs))
         return predicted(frame, predictor_of(signature, columns, filled, num_rows))
 
     def shutdown(self) -> None:
-        """Do nothing: each call has ended its own cluster. Programs of Orca end by it."""
+        """Do nothing: each call has ended its own cluster. Orca programs end with this call."""
 
     def get_model(self) -> keras.Model:
         """Return the compiled Keras model."""
         return model_of(self._trained().content)
 
     def save(self, path: str, **orca: Never) -> None:
-        """Write the model as a `.keras` file; a warning tells if its name is another.
+        """Write the model as a `.keras` file; a warning says if the name ends otherwise.
 
         Args:
             path: path or URL on the driver's side.
-            **orca: as of from_keras.
+            **orca: as in from_keras.
         """
         refuse("save", orca)
         model_files.write_model(path, self._trained().content)
         if not os.fspath(path).endswith(".keras"):
             warnings.warn(
-                f"the model is at {path} as a .keras file: load() reads it, and "
-                "keras.models.load_model only under a name that ends in .keras. Rename it, or "
-                "save under such a name",
+                f"the model is at {path} as a .keras file. load() reads it, but "
+                "keras.models.load_model only reads names that end in .keras. Rename it, or save "
+                "under such a name",
                 stacklevel=2,
             )
 
     def load(self, path: str, **orca: Never) -> None:
-        """Take the model of a `.keras` file; the next fit begins with it.
+        """Take the model of a `.keras` file; the next fit starts from it.
 
         Args:
             path: path or URL on the driver's side.
-            **orca: as of from_keras.
+            **orca: as in from_keras.
 
         Raises:
-            SettingsError: there is none.
+            SettingsError: there is no such file.
         """
         refuse("load", orca)
         content = model_files.read_model(path)
@@ -349,19 +349,19 @@ class Estimator:
         self._begin_with(content)
 
     def _begin_with(self, content: bytes) -> None:
-        # Another model, perhaps: what is known of the inputs of the one before says nothing of it.
+        # It may be another model: the previous signature no longer holds.
         self._recipe = ModelRecipe(content=content, has_trained=True)
         self._signature = None
         self._servers = self._model = None
         self._is_behind = self._resumes_epochs = False
 
     def load_latest_checkpoint(self) -> None:
-        """Take the newest model of `model_dir`; the next fit goes on from what its servers saved.
+        """Take the newest model of `model_dir`; the next fit continues from what its servers saved.
 
-        Where a fit was interrupted, only its servers have saved, and the next fit goes on from
-        there. Of a DataFrame or path it leaves out the epochs that were trained: call it with that
-        fit's data and epochs. Of a function it trains all epochs: name those that are left. Until
-        it has ended there is no model to predict with.
+        After an interrupted fit only the servers have saved, and the next fit continues from
+        there. For a DataFrame or path it skips the epochs that were trained: call it with that
+        fit's data and epochs. For a function it trains all epochs: pass the remaining number. Until
+        it has ended, there is no model to predict with.
 
         Raises:
             SettingsError: there is no model_dir, or nothing in it.
@@ -373,7 +373,7 @@ class Estimator:
         found = model_files.newest_state(self._model_dir)
         if found.servers is not None and not self._settings.servers:
             raise SettingsError(
-                f"{self._model_dir} has the state of parameter servers; go on with "
+                f"{self._model_dir} has the state of parameter servers; continue with "
                 "from_keras(cluster_size=2 or more), or load() its newest model"
             )
         if found.model:
@@ -409,18 +409,18 @@ class Estimator:
     def _makers(self, data: Creator, held: Any, settings: FitSettings) -> list[Any]:
         """Return what makes the data of a fit, and what makes those that validate, or None."""
         if held is not None and not callable(held):
-            raise _unknown("validation_data", f"{_FUNCTION}, as data is one", held)
+            raise _unknown("validation_data", f"{_FUNCTION}, because data is one", held)
         if self._resumes_epochs:
             warnings.warn(
-                f"this fit goes on from {settings.checkpoint_dir} and trains all "
-                f"epochs={settings.epochs}: of data that a function makes, nothing tells which "
-                "epochs the interrupted fit had trained. Name those that are left",
+                f"this fit continues from {settings.checkpoint_dir} and would train all "
+                f"epochs={settings.epochs}. For data from a function, the epochs that the "
+                "interrupted fit trained are unknown. Pass the number that remains",
                 stacklevel=3,
             )
         return [each and self._maker(each, settings.batch_size) for each in (data, held)]
 
     def _take(self, found: FitResult, number: int, settings: FitSettings) -> None:
-        """A fit has ended: go on with its model, and write it."""
+        """A fit has ended: continue with its model, and write it."""
         self._recipe = dataclasses.replace(
             self._recipe, content=found.content, model_fn=None, has_trained=True
         )
@@ -430,22 +430,22 @@ class Estimator:
         self._is_behind = self._resumes_epochs = False
         if self._model_dir is not None:
             servers = (self._servers or number) if settings.checkpoint_dir else None
-            self._servers = self._model = None  # should the model not be written
+            self._servers = self._model = None  # in case the model is not written
             try:
                 self._servers = model_files.write_fit(
                     self._model_dir, number, found.content, servers, found.updates
                 )
             except OSError as error:
                 raise SettingsError(
-                    f"the fit has ended and this estimator has its model, but model_dir="
-                    f"{self._model_dir} took none: {error}. save(path) writes it elsewhere, "
-                    "history has the metrics, and the next fit begins with the model and fresh "
+                    "the fit has ended and this estimator has its model, but model_dir="
+                    f"{self._model_dir} took none: {error}. save(path) writes it elsewhere and "
+                    "history has the metrics. The next fit starts with the model and fresh "
                     "servers"
                 ) from error
             self._model = number
 
     def _look_behind(self) -> None:
-        """A fit has failed: find whether its servers have saved behind the last model."""
+        """A fit has failed: find whether its servers have saved after the last model."""
         if self._model_dir is None or self._servers is None or self._model is None:
             return
         with contextlib.suppress(SettingsError, OSError):  # the fit's own error is the one to see
@@ -460,10 +460,10 @@ class Estimator:
         return self._signature
 
     def _described(self, frame: Any) -> ModelRecipe:
-        """Return the recipe of a trained model with what its columns must be."""
+        """Return the recipe of a trained model, with its signature."""
         if self._recipe.inputs:
             return self._recipe
-        with contextlib.suppress(SettingsError):  # without fixed inputs nothing is known before
+        with contextlib.suppress(SettingsError):  # without fixed inputs nothing can be checked here
             return described(self._recipe, self._read(frame))
         return self._recipe
 
@@ -474,19 +474,19 @@ class Estimator:
         if self._is_behind:
             raise SettingsError(
                 f"the newest state of {self._model_dir} is a checkpoint of servers, from a fit "
-                "that did not end; call fit(), which goes on from there, or load() a model"
+                "that did not end. Call fit(), which continues from there, or load() a model"
             )
         if not self._recipe.content:
             if self._recipe.model_fn is None:
                 raise SettingsError(_NO_MODEL)
             raise SettingsError(
-                "the model of model_creator exists in workers only; call fit() or load() first"
+                "the model of model_creator exists only in workers. Call fit() or load() first"
             )
         return self._recipe
 
 
 def _recipe_of(model: Any, creator: Any, config: Mapping[str, Any]) -> ModelRecipe:
-    """Return the recipe of from_keras; without a model, which load() is to bring, an empty one.
+    """Return the recipe of from_keras; an empty one if load() will provide the model.
 
     Raises:
         SettingsError: both are given, or one is something else.
@@ -522,13 +522,13 @@ def _of_each(batch_size: int, workers: int) -> int:
     rows = batch_size // workers
     if not rows:
         raise SettingsError(
-            f"batch_size={batch_size} is of all {workers} workers together, and each takes "
-            f"one row or more; name {workers} or more, or a smaller cluster_size"
+            f"batch_size={batch_size} is for all {workers} workers together, and each needs at "
+            f"least one row. Pass {workers} or more, or a smaller cluster_size"
         )
     if rows * workers != batch_size:
         warnings.warn(
-            f"batch_size={batch_size} is of all {workers} workers together: each takes {rows} "
-            f"rows, so a step has {rows * workers}. Name a multiple of {workers} to have all",
+            f"batch_size={batch_size} is for all {workers} workers together: each takes {rows} "
+            f"rows, so a step has {rows * workers}. Pass a multiple of {workers} to use all",
             stacklevel=4,
         )
     return rows
@@ -540,12 +540,12 @@ def _frame(
     """Return data as a DataFrame.
 
     Args:
-        data: of the user.
-        kinds: what they may be, for the error.
-        name: of the argument.
+        data: the user's data.
+        kinds: what the data may be, for the error.
+        name: name of the argument.
 
     Raises:
-        SettingsError: they are something else.
+        SettingsError: data is something else.
     """
     if isinstance(data, str):
         return active_session().read.load(data)
@@ -558,11 +558,11 @@ def _frames(data: Any, held: Any) -> list[Any]:
     """Return the data of a fit as a DataFrame, and those that validate, or None.
 
     Raises:
-        SettingsError: they are something else.
+        SettingsError: data is something else.
     """
     found = [_frame(data), None]
     if held is not None:
-        found[1] = _frame(held, f"{_ROWS}, as data is one", "validation_data")
+        found[1] = _frame(held, f"{_ROWS}, because data is one", "validation_data")
     return found
 
 

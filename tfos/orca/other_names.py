@@ -1,4 +1,4 @@
-"""Other names: what Orca's programs write that tfos.orca has not, and what to write instead.
+"""Other names: what Orca programs write that tfos.orca lacks, and what to write instead.
 
 Covers: arguments and methods by their names in Orca; how they are refused.
 Does not: know the calls that take them (tfos.orca.estimator).
@@ -11,25 +11,25 @@ from typing import Any
 
 from tfos.errors import SettingsError
 
-_NODES = "leave it out; cluster_size= and num_ps= are the nodes of a fit and the servers among them"
-_OF_DATA = "leave it out: data end by themselves; df.limit(n), or data.take(n) in a function"
+_NODES = "leave it out; cluster_size= and num_ps= set the nodes of a fit and the servers among them"
+_OF_DATA = "leave it out: the data's end ends an epoch; shorten it with df.limit(n) or data.take(n)"
 _VERBOSE = "from_keras(verbose=False) shows nothing"
-_CONFIG = "from_keras(config=...) is given to every function of data"
-_OF_KERAS = "leave it out: the file is Keras 3's .keras, whole, with the optimizer"
+_CONFIG = "from_keras(config=...) is passed to every data function"
+_OF_KERAS = "leave it out: the file is a whole Keras 3 .keras file, with the optimizer"
 
 ARGUMENTS: dict[str, str] = {
     "auto_shard_files": "leave it out: workers take turns in the batches of a function's dataset",
     "backend": _NODES,
-    "callbacks": "leave it out: of fit alone",
-    "checkpoint_trigger": "leave it out: with from_keras(model_dir=...) the servers save meanwhile",
+    "callbacks": "leave it out: only fit takes callbacks",
+    "checkpoint_trigger": "leave it out: with from_keras(model_dir=...) servers save during a fit",
     "compile": "leave it out: a model is loaded as it was compiled",
     "compile_args_creator": "compile the model in model_creator",
     "cpu_binding": "leave it out: Spark's spark.task.cpus gives a node its cores",
-    "custom_objects": "register each class by @keras.saving.register_keras_serializable() in a "
+    "custom_objects": "register each class with @keras.saving.register_keras_serializable() in a "
     "module that all nodes can import",
     "data_config": _CONFIG,
     "include_optimizer": _OF_KERAS,
-    "initial_epoch": "leave it out: a second fit goes on from the first, with epochs= more of them",
+    "initial_epoch": "leave it out: a second fit continues from the first, for epochs= more epochs",
     "keras_model": "model=, compiled",
     "log_to_driver": "leave it out: lines of the nodes are shown; " + _VERBOSE,
     "metrics": "compile the model with them",
@@ -40,11 +40,11 @@ ARGUMENTS: dict[str, str] = {
     "overwrite": "leave it out: an older file stays until the new one is whole",
     "sample_weight": "leave it out; tfos.ml.KerasEstimator has weightCol",
     "save_format": _OF_KERAS,
-    "session_config": "leave it out: it is TensorFlow 1's",
+    "session_config": "leave it out: it belongs to TensorFlow 1",
     "signatures": _OF_KERAS + "; get_model().export(path) writes a SavedModel",
     "steps": _OF_DATA,
     "steps_per_epoch": _OF_DATA,
-    "validation_data_creator": "validation_data= takes a function as well, where data is one",
+    "validation_data_creator": "validation_data= also takes a function, if data is one",
     "validation_freq": "leave it out: each epoch validates",
     "validation_steps": _OF_DATA,
     "verbose": _VERBOSE,
@@ -80,8 +80,8 @@ def refuse(call: str, given: Mapping[str, Any]) -> None:
         given: arguments by name.
 
     Raises:
-        SettingsError: one is Orca's; the text says what to do.
-        TypeError: one is nobody's.
+        SettingsError: it is an argument of Orca; the text says what to do.
+        TypeError: it is unknown.
     """
     for name in given:
         if name in ARGUMENTS:

@@ -1,9 +1,9 @@
 """predict_column: a saved model as a function of columns, `df.select("*", predict("features"))`.
 
 Covers: the result's type, whole DataFrames with result columns.
-Does not: read models in the driver: a Spark task reads names and types, so that the driver needs no
-TensorFlow; predict (tfos.predict.predictor).
-Runs in: the driver; the functions that it makes in Spark's Python workers.
+Does not: read models in the driver (a Spark task reads names and types, so the driver needs no
+TensorFlow); predict (tfos.predict.predictor).
+Runs in: the driver; its functions in Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PredictColumn:
         signature: names, dtypes and shapes of the model's `inputs` and `outputs`.
 
     Args:
-        signature: of the model.
-        inputs: names of the inputs, in the order of the columns; None: as `predict_column`.
+        signature: signature of the model.
+        inputs: names of the inputs, in the order of the columns; None: as in `predict_column`.
         outputs: names of the outputs.
         batch_size: rows that the model takes at once.
     """
@@ -69,15 +69,15 @@ class PredictColumn:
         self._batch_size = batch_size
 
     def __call__(self, *columns: str | Column) -> Column:
-        """Return the model's answers as a column: of the output's type, or a struct of several.
+        """Return the model's outputs as a column: of the output's type, or a struct of several.
 
         Args:
-            columns: names or columns: one per input, in their order or with all of their names; or,
-                of a model with one input, several of numbers and arrays, which are put side by
-                side. An expression has no name here, with an alias neither.
+            columns: names or columns, one per input: in the inputs' order, or with the names of all
+                inputs. For a model with one input, several columns of numbers and arrays are joined
+                side by side. An expression has no name here, even with an alias.
 
         Raises:
-            SettingsError: not as many columns as inputs, or one has the name of another input.
+            SettingsError: the number of columns is wrong, or one has the name of another input.
         """
         from pyspark.sql import functions
 
@@ -125,18 +125,18 @@ def predict_column(
         model_path: path or URL, the same for all executors, of a `.keras` file, a SavedModel or an
             export with tables beside the model; a plain path is on Spark's default file system.
         inputs: names of the model's inputs in the order of the columns; None: columns with the
-            names of all inputs go by name, others are in the model's own order, of a dict its
-            sorted keys. A SavedModel may not tell it.
+            names of all inputs are matched by name, others by the model's own order (for a dict,
+            its sorted keys). A SavedModel may not record the order.
         outputs: names of the outputs: one makes a column of its type, several make a struct; None:
             all.
-        batch_size: rows that the model takes at once; only a partition's last ones are fewer.
-        signature: of a SavedModel.
-        tags: of a SavedModel, joined by commas.
+        batch_size: rows that the model takes at once; only a partition's last batch is smaller.
+        signature: name of a SavedModel's signature.
+        tags: tags of a SavedModel, joined by commas.
 
     Raises:
-        SettingsError: there is no such model or name, the export is damaged or a delta or has no
-            model, there is no SparkSession, or inputs is None and the model does not tell the order
-            of several inputs.
+        SettingsError: there is no such model or name; the export is damaged, is a delta or has no
+            model; there is no SparkSession; or inputs is None and the model does not record the
+            order of several inputs.
         UnsupportedError: Spark is older than 4.1.
     """
     check_batch_size(batch_size)
@@ -158,19 +158,19 @@ def _whole_path(session: SparkSession, path: str) -> str:
 def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature:
     """Return a model's signature, read by a Spark task.
 
-    It is a task of a DataFrame, because Spark keeps Python workers of RDDs apart: the one that has
-    loaded TensorFlow and the model is then one of those that answer rows.
+    A DataFrame's task reads it, because Spark has separate Python workers for RDDs: the worker
+    that has loaded TensorFlow and the model then also predicts.
 
     Args:
-        session: whose Python workers will predict.
-        source: of the model.
+        session: the session whose Python workers will predict.
+        source: where the model is.
 
     Raises:
         SettingsError: there is no such model, or its files are damaged.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:  # to the end: Spark keeps no worker that has left some
+        for _ in batches:  # to the end: Spark does not reuse a worker with unread input
             yield pa.record_batch({"found": pa.array([_read(source)], pa.binary())})
 
     (row,) = session.range(0, 1, 1, 1).mapInArrow(read, "found binary").collect()
@@ -181,15 +181,15 @@ def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature
 
 
 def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
-    """Return the lazy DataFrame of the given one's columns and the outputs'.
+    """Return a lazy DataFrame with the given columns and the output columns.
 
     Args:
         frame: any classic DataFrame.
-        predictor: fills the output columns; its columns are of the frame.
+        predictor: fills the output columns; its input columns are in the frame.
 
     Raises:
-        SettingsError: a column is missing or there twice, is of a type that the model would
-            round, or one of the outputs' names is taken.
+        SettingsError: a column is missing or there twice, has a type that the model would
+            round, or has the name of an output.
     """
     check_classic(frame)
     positions = dataframe_columns.positions_of(frame.columns, predictor.columns)
@@ -199,10 +199,10 @@ def predicted(frame: DataFrame, predictor: Predictor) -> DataFrame:
 
 
 def check_kinds(predictor: Predictor, frame: DataFrame) -> None:
-    """Refuse structs, floats where an Embedding makes ids of them, and timestamps that are rounded.
+    """Refuse structs, floats that an Embedding would use as ids, and timestamps that are rounded.
 
     Args:
-        predictor: its columns are of the frame, which has one of each name.
+        predictor: its columns are in the frame, whose column names are unique.
         frame: a classic DataFrame.
 
     Raises:
@@ -228,31 +228,32 @@ def predicted_by(
     nulls: object,
     batch_size: int | None = None,
 ) -> DataFrame:
-    """Return the DataFrame with the answers of a saved model; see TFCluster.inference.
+    """Return the DataFrame with a saved model's outputs; see TFCluster.inference.
 
     Args:
         frame: the rows.
-        model_path: as for `predict_column`.
-        columns: that fill the model's inputs, as of `predict_column`; None: those with the inputs'
-            names, or the only one.
-        output: name of the column, of a model with one output; None: "prediction". The outputs of
-            others are columns of their own names.
+        model_path: as in `predict_column`.
+        columns: columns that fill the model's inputs, as in `predict_column`; None: those with the
+            inputs' names, or the only one.
+        output: name of the column, for a model with one output; None: "prediction". With several
+            outputs, each column has its output's name.
         nulls: only "error".
         batch_size: rows that the model takes at once; None: BATCH_SIZE.
 
     Raises:
-        SettingsError: no DataFrame, no such model or column.
+        SettingsError: frame is not a DataFrame, or there is no such model or column.
     """
     if not is_frame(frame):
         raise SettingsError(
-            f"model={model_path!r} answers the rows of a DataFrame, got {type(frame).__name__}; "
-            "spark.createDataFrame(rdd) makes one"
+            f"model={model_path!r} predicts the rows of a DataFrame, got {type(frame).__name__}; "
+            "make one with spark.createDataFrame(rdd)"
         )
     check_classic(frame)
     if nulls != "error" or not isinstance(output, str | None):
         raise SettingsError(
-            f"nulls={nulls!r}, output={output!r} beside model=: a model takes no missing values, "
-            "df.na.fill() fills them, and its outputs have types; output= is a column's name"
+            f"nulls={nulls!r}, output={output!r} with model=: a model takes no missing values "
+            "(fill them with df.na.fill()), and its outputs have types, so output= is a column's "
+            "name"
         )
     num_rows = check_batch_size(BATCH_SIZE if batch_size is None else batch_size)
     path = _whole_path(frame.sparkSession, model_path)
@@ -264,16 +265,16 @@ def predicted_by(
         columns = names if set(names) <= set(frame.columns) else only
         if missing := sorted(set(columns) - set(frame.columns)):
             raise SettingsError(
-                f"the model has the inputs {names}, and the DataFrame no column {missing[0]!r}: it "
-                f"has {frame.columns}; columns= names those that fill the inputs"
+                f"the model has the inputs {names}, but the DataFrame has no column "
+                f"{missing[0]!r}. It has {frame.columns}; name the input columns with columns="
             )
         inputs = names
     asked = [columns] if isinstance(columns, str) else list(columns)
     outputs = list(signature.outputs)
     if len(outputs) > 1 and output is not None:
         raise SettingsError(
-            f"output={output!r}: the model {model_path} has the outputs {outputs}, whose names "
-            "their columns have; leave output= out"
+            f"output={output!r}, but the model {model_path} has the outputs {outputs}, which name "
+            "their columns; leave out output="
         )
     filled = outputs if len(outputs) > 1 else [output or PREDICTION]
     answers = map(OutputColumn, outputs, filled)
@@ -281,7 +282,7 @@ def predicted_by(
 
 
 def _read(source: ModelSource) -> bytes:
-    """Return the tensors, or the text of why there are none: Spark would wrap the error."""
+    """Return the tensors, or the reason why there are none: Spark would wrap the error."""
     from tfos.predict import loading
 
     found: ModelTensors | str

@@ -1,9 +1,9 @@
-"""Values as an input of a model: the one rule of what a fit trains on and a prediction asks for.
+"""Values as a model's input: one rule for what a fit trains on and what a prediction gets.
 
 Covers: which column is which input or output, dtypes, what does not fit, shapes, several columns
 as one matrix.
-Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise for a value, of
-which callers know where it comes from.
+Does not: read columns (tfos.predict.tensors, tfos.keras.data.columns), or raise for a value:
+callers know where it comes from.
 Threads: any; pure.
 """
 
@@ -22,7 +22,7 @@ from tfos.predict.signature import TensorInfo
 Array = np.ndarray[Any, Any]
 
 MOST_EXACT = 1 << 53
-"""Beyond it two whole numbers share one double."""
+"""Above it, two integers can share one double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,33 @@ class Misfit:
 
     text: str
     place: int = 0
-    """Of the first value that does not, along the first dimension."""
+    """Position of the first value that does not fit, along the first dimension."""
 
 
 def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
-    """Return values in the dtype of an input; floats may be rounded, integers may not change.
+    """Return values in an input's dtype; floats may be rounded, integers may not change.
 
-    A finite number that would become infinite does not fit, and neither does an integer that shares
-    one double with another in the place of a float. Ids of int64 and uint64 are the same 64 bits.
+    A finite number that would become infinite does not fit. Neither does an integer for an input of
+    floats, if it shares one double with another integer. Ids of int64 and uint64 are the same 64
+    bits.
 
     Args:
         values: [rows, ...], or the items of ragged rows.
-        name: of the input, for the text.
-        info: of the input.
+        name: name of the input, for the text.
+        info: dtype and shape of the input.
     """
     if (values.dtype == object) != (info.dtype == "object"):
         kind = "text" if values.dtype == object else values.dtype
         return Misfit(f"{kind} does not fit input {name!r}, {info}; cast the column")
     if info.is_id and values.dtype.kind == "f":
-        text = f"{values.dtype} numbers, and input {name!r}, {info}, makes ids of them"
-        return Misfit(f"{text}: make a column of long from what the ids were first")
+        text = f"{values.dtype} numbers, but input {name!r}, {info}, uses them as ids"
+        return Misfit(f"{text}: make a long column from the original ids")
     if values.dtype == object or values.dtype.name == info.dtype:
         return values
     if info.is_id and is_wide(values) and info.dtype in ("int64", "uint64"):
-        return values.astype(info.dtype)  # the same bits, as tables take and give them
+        return values.astype(info.dtype)  # the same bits, as tables have them
     try:
-        # The processor notes an overflow, so the ordinary case needs no pass over the values.
+        # The processor flags an overflow, so the common case needs no pass over the values.
         with np.errstate(invalid="ignore", over="raise"):
             found = values.astype(info.dtype)
         if found.dtype.kind not in "iub" and not is_wide(values):
@@ -73,27 +74,27 @@ def fitted(values: Array, name: str, info: TensorInfo) -> Array | Misfit:
 
 
 def _changed(values: Array, found: Array) -> tuple[Array, str]:
-    """Return which values another dtype does not hold, and what to do.
+    """Return which values change in another dtype, and what to do.
 
     Args:
-        values: as they were.
-        found: the same, in the dtype of an input.
+        values: the original values.
+        found: the same values, in the dtype of an input.
     """
     if found.dtype.kind not in "iub" and is_wide(values):
         shared = (values > MOST_EXACT) | (values < -MOST_EXACT)
         if shared.any():
             return shared, (
-                "integers of this size share one double, as ids and times in nanoseconds do: "
-                "declare keras.Input(dtype='int64'), or make a smaller number of the column"
+                "integers of this size share one double, such as ids and times in nanoseconds: "
+                "declare keras.Input(dtype='int64'), or make the column's numbers smaller"
             )
     if found.dtype.kind not in "iub":
         infinite = np.isinf(found) & np.isfinite(values)
         return infinite, f"no number of {found.dtype} is that large: scale the column"
     changed, next_step = found != values, "cast the column"
     if values.dtype.kind == "f" and not changed.any():
-        # From here on two integers share one float: the column may have been rounded before.
+        # From this size on, two integers share one float: the column may have been rounded before.
         changed = np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
-        next_step = f"{values.dtype} rounds integers of this size: make a column of long from them"
+        next_step = f"{values.dtype} rounds integers of this size: make a long column from them"
     return changed, next_step
 
 
@@ -101,7 +102,7 @@ def is_wide(values: Array) -> bool:
     """Return whether two integers of this dtype can share one double.
 
     Args:
-        values: of any dtype.
+        values: array of any dtype.
     """
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
@@ -109,20 +110,20 @@ def is_wide(values: Array) -> bool:
 def in_order(
     role: str, columns: Sequence[str], what: str, tensors: Sequence[str], more: str = ""
 ) -> tuple[str, ...]:
-    """Return columns in the model's order: by name if they have all of its names, else by place.
+    """Return columns in the model's order: by name if they have all of its names, else by position.
 
-    Another number of columns than of tensors is returned as it is: callers say what it means.
+    If the numbers of columns and tensors differ, return them as they are; callers report it.
 
     Args:
         role: what the caller calls the columns, for the error.
-        columns: as the caller named them.
+        columns: the columns that the caller named.
         what: "input" or "output", for the error.
         tensors: names of the inputs or outputs, in the model's own order.
-        more: what else the user can do, for the error.
+        more: another remedy, for the error.
 
     Raises:
-        SettingsError: by place, a column would be one tensor and has the name of another, which
-            another column would be.
+        SettingsError: by position, a column would fill one tensor but has the name of another,
+            which another column would fill.
     """
     if len(columns) != len(tensors):
         return tuple(columns)
@@ -131,16 +132,16 @@ def in_order(
     for column, tensor in zip(columns, tensors, strict=True):
         if column in tensors and columns[tensors.index(column)] != column:
             raise SettingsError(
-                f"{role}={list(columns)}: column {column!r} would be the {what} {tensor!r}, and "
-                f"the model has another {what} of its name. The model's order is {list(tensors)}, "
-                f"of a dict its sorted keys: name the columns in this order, or rename {column!r}"
-                f"{more}"
+                f"{role}={list(columns)}: by position, column {column!r} would be the {what} "
+                f"{tensor!r}, but the model has another {what} of that name. The model's order is "
+                f"{list(tensors)}; for a dict, it is the sorted keys. Name the columns in this "
+                f"order, or rename {column!r}{more}"
             )
     return tuple(columns)
 
 
 def check_columns(what: str, count: int, *, is_ragged: bool) -> None:
-    """Refuse several columns where rows are lists of any length.
+    """Refuse several columns if rows are lists of any length.
 
     Args:
         what: the input, for the text.
@@ -148,21 +149,21 @@ def check_columns(what: str, count: int, *, is_ragged: bool) -> None:
         is_ragged: whether its rows are such lists.
 
     Raises:
-        SettingsError: they are, and there are several columns.
+        SettingsError: rows are such lists, and there are several columns.
     """
     if count > 1 and is_ragged:
         raise SettingsError(
-            f"{count} columns are given for {what}, whose rows are lists of any length; make one "
+            f"{count} columns are given for {what}, whose rows are lists of any length. Make one "
             "column: F.array(a, b) of numbers or text, F.concat(a, b) of lists"
         )
 
 
 def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:
-    """Return rows in the shape of an input, as a view; None: they do not fit it.
+    """Return rows in an input's shape, as a view; None: they do not fit it.
 
     Args:
         values: [rows, ...].
-        shape: of the input, without the rows; None: any length.
+        shape: shape of the input without the rows; None: any length.
     """
     if values.ndim == len(shape) + 1:
         sides = zip(values.shape[1:], shape, strict=True)

@@ -1,7 +1,7 @@
 """Models in a Spark Python worker: read once per process, kept, called as one traced function.
 
 Covers: `.keras` files (or their bytes), SavedModels and exports with tables beside the model, from
-local paths and URLs; which of them are kept.
+local paths and URLs; which models are kept.
 Does not: know columns (tfos.predict.tensors); call `model.predict`.
 Runs in: Spark's Python workers.
 Threads: one. TensorFlow and Keras are imported in functions only.
@@ -43,9 +43,9 @@ EXPORT = (
     "call it on a batch of rows and export it as a SavedModel, model.export('directory'), which "
     "predict_column('directory') reads"
 )
-"""What to do with a model of which nobody knows the inputs before it has been called."""
+"""What to do with a model whose inputs are unknown until it has been called."""
 KEPT = 4
-"""Models of one Python process; several columns of a query take turns in it."""
+"""Models kept per Python process; several columns of a query use it in turn."""
 _KERAS = ".keras"
 _MANIFEST = "export.json"
 
@@ -54,21 +54,21 @@ Call = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel(ModelTensors):
-    """A model as a function of tensors. It keeps no signature, whose source may have its bytes."""
+    """A model as a function of tensors. It keeps no signature, whose source may hold its bytes."""
 
     call: Call = field(kw_only=True)
-    """Tensors of the inputs to those of the outputs, both in this order."""
+    """Maps tensors of the inputs to tensors of the outputs, both in order."""
 
 
 _loaded: dict[tuple[str, ...], LoadedModel] = {}
-"""By source and digest, the one that was used last at the end."""
+"""Loaded models by source and digest, the most recently used one last."""
 
 
 def read_signature(source: ModelSource) -> ModelSignature:
     """Return a model's signature; the model is kept for this process's predictions.
 
     Raises:
-        SettingsError: there is no model, or no such signature; the text says what would do.
+        SettingsError: there is no model, or no such signature; the text has the remedy.
     """
     model = _read(source)
     _keep(source, model)
@@ -86,21 +86,21 @@ def loaded(signature: ModelSignature) -> LoadedModel:
     _keep(source, model)
     if model.digest != signature.digest:
         raise SettingsError(
-            f"the model {source} has changed since its names and types were read; "
-            "make the column or transformer again, or write new models to new paths"
+            f"the model {source} has changed since its names and types were read. "
+            "Make the column or transformer again, or write new models to new paths"
         )
     return model
 
 
 def _keep(source: ModelSource, model: LoadedModel) -> None:
-    """Keep a model that was read, or used, last."""
+    """Keep the model that was read or used most recently."""
     key = _key(source, model.digest)
     _loaded.pop(key, None)
     _loaded[key] = model
     if len(_loaded) > KEPT:
         while len(_loaded) > KEPT:
             del _loaded[next(iter(_loaded))]
-        gc.unfreeze()  # a model is full of cycles: frozen it would stay for ever
+        gc.unfreeze()  # a model is full of cycles: if frozen, it would never be freed
         _leave_to_collector()
 
 
@@ -109,7 +109,7 @@ def _key(source: ModelSource, digest: str) -> tuple[str, ...]:
 
 
 def _read(source: ModelSource) -> LoadedModel:
-    """Return the model that is there now: the kept one if its files are the same."""
+    """Return the current model: the kept one if its files are the same."""
     with contextlib.ExitStack() as files:
         digest, read = _find(source, files)
         kept = _loaded.get(_key(source, digest))
@@ -124,7 +124,7 @@ def _read(source: ModelSource) -> LoadedModel:
 def _find(
     source: ModelSource, files: contextlib.ExitStack
 ) -> tuple[str, Callable[[str], LoadedModel]]:
-    """Return the digest of a model's files, and what reads them; without TensorFlow."""
+    """Return the digest of a model's files, and a function that reads them; without TensorFlow."""
     if source.content:
         directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
         local = Path(directory, f"model{_KERAS}")
@@ -163,20 +163,20 @@ def _read_keras(source: ModelSource, file: Path, digest: str) -> LoadedModel:
 
 
 def _find_export(source: ModelSource) -> tuple[str, Callable[[str], LoadedModel]]:
-    """Return the digest of an export, and what reads its model."""
+    """Return the digest of an export, and a function that reads its model."""
     from tfos.serving.export_reader import ExportFiles
 
     files = ExportFiles(source.path)
     manifest = files.manifest
-    # Before the index of all rows is built.
+    # Check this before the index of all rows is built.
     if manifest.base is not None:
         raise SettingsError(
-            f"the export {source} is a delta of the state {manifest.base} and holds changed rows "
-            "alone; name a whole export, which is written without since="
+            f"the export {source} is a delta of the state {manifest.base} and has only changed "
+            "rows. Name a whole export, which is written without since="
         )
     if manifest.model is None:
         raise SettingsError(
-            f"the export {source} holds tables alone, and no model that predicts; write one with "
+            f"the export {source} has only tables, and no model that predicts. Write one with "
             'ctx.export(model, path, tables="beside")'
         )
     return manifest.digest, functools.partial(_read_export, source, files)
@@ -193,8 +193,8 @@ def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> Loaded
     served = serving.load(source.path, progress=False)
     if served.state != manifest.state:
         raise SettingsError(
-            f"the export {source} has become the state {served.state}, its model is of the state "
-            f"{manifest.state}; call again, and write new exports to new paths"
+            f"the export {source} now has the state {served.state}, but its model is of the state "
+            f"{manifest.state}. Call again, and write new exports to new paths"
         )
     served_model.bind(model, served)
     return _of_keras(source, model, digest)
@@ -236,8 +236,8 @@ def _tensor(output: Any) -> Any:
 def _refuse_free_inputs(source: ModelSource, model: Any) -> None:
     if not getattr(model, "inputs", None):
         raise UnsupportedModel(
-            f"the model {source} is a {type(model).__name__} without fixed inputs, so nothing says "
-            f"what its columns are; {EXPORT}"
+            f"the model {source} is a {type(model).__name__} without fixed inputs, so its columns "
+            f"are unknown; {EXPORT}"
         )
 
 
@@ -251,14 +251,14 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
         raise _no_model(source, error) from error
     if source.name not in model.signatures:
         raise SettingsError(
-            f"{source} has no signature {source.name!r}, it has {sorted(model.signatures)}; "
+            f"{source} has no signature {source.name!r}, only {sorted(model.signatures)}; "
             "name one of these"
         )
     function = model.signatures[source.name]
     function.tfos_owner = model  # a signature alone does not keep its variables
     _, keywords = function.structured_input_signature
     order = order_of_arguments(model, keywords)
-    # TensorFlow has another order in each process.
+    # TensorFlow's order differs between processes.
     keywords = {key: keywords[key] for key in order or sorted(keywords)}
     ragged = ragged_arguments(model, keywords)
     inputs = {key: _info(ragged.get(key, keywords[key])) for key in without_parts(keywords, ragged)}
@@ -278,7 +278,7 @@ def _no_model(source: ModelSource, error: Exception) -> SettingsError:
     reason = str(error).strip().partition("\n")[0]
     return SettingsError(
         f"no SavedModel with tags {source.tags!r}, no .keras file and no export is at {source}: "
-        f"{reason}. Write one by ctx.export(model, path) to a path that every executor sees"
+        f"{reason}. Write one with ctx.export(model, path) to a path that every executor sees"
     )
 
 
@@ -303,7 +303,7 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
     """Return dtype and shape of each input by its name.
 
     Args:
-        model: of Keras 3, functional or Sequential.
+        model: a functional or Sequential model of Keras 3.
     """
     from tfos.keras.embedding.layer import takes_ids
 
@@ -323,7 +323,7 @@ def input_names(model: Any) -> list[str]:
     """Return the keys of a dict of inputs, or the inputs' own names.
 
     Args:
-        model: of Keras 3, functional or Sequential.
+        model: a functional or Sequential model of Keras 3.
     """
     names = [str(each.name) for each in model.inputs]
     given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
@@ -331,17 +331,17 @@ def input_names(model: Any) -> list[str]:
 
 
 def output_names(model: Any) -> list[str]:
-    """Return the keys of a dict, or the layers' names, numbered where one has several outputs.
+    """Return the keys of a dict, or the layers' names, numbered if a layer has several outputs.
 
     Args:
-        model: of Keras 3, functional or Sequential.
+        model: a functional or Sequential model of Keras 3.
     """
     names = getattr(model, "output_names", None)
     if names is None:
         return [str(model.layers[-1].name)]
     if isinstance(model.output, dict):
         return sorted(model.output)
-    taken = {str(name) for name in names}  # also those that come later: they keep their names
+    taken = {str(name) for name in names}  # also later ones, which keep their names
     unique: list[str] = []
     for name in map(str, names):
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -371,11 +371,11 @@ def _info(spec: Any) -> TensorInfo:
 
 
 def _limit_to_task() -> None:
-    """Give TensorFlow the cores and GPUs of the Spark task, not the host's, if it still asks.
+    """Limit TensorFlow to the cores and GPUs of the Spark task, if it is not initialized yet.
 
-    Spark's Python worker keeps what TensorFlow has taken of a GPU until it ends, and other
-    processes compute there meanwhile: so it takes no more than it needs. Spark gives the worker to
-    other functions afterwards, which find the environment as it was.
+    Spark's Python worker keeps the GPU memory that TensorFlow has taken until it ends, and other
+    processes use the GPU meanwhile. So TensorFlow takes no more than it needs. Spark then gives
+    the worker to other functions, which find the environment as it was.
     """
     from pyspark import TaskContext
 
@@ -386,21 +386,21 @@ def _limit_to_task() -> None:
         return
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError, ValueError):  # it computes already
+    with contextlib.suppress(RuntimeError, ValueError):  # it is already initialized
         tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
         tf.config.threading.set_inter_op_parallelism_threads(context.cpus())
         with _seeing(gpus_of(context, "gpu")):
-            found = tf.config.list_physical_devices("GPU")  # the first call of a process counts
+            found = tf.config.list_physical_devices("GPU")  # only the first call counts
         for gpu in found:
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
 @contextlib.contextmanager
 def _seeing(gpus: Sequence[str]) -> Iterator[None]:
-    """Let CUDA see these GPUs alone if it begins meanwhile; all that it would see if none is named.
+    """Let CUDA see only these GPUs if it starts meanwhile; all visible ones if none is named.
 
     Args:
-        gpus: Spark's addresses, which are in the order of the bus.
+        gpus: Spark's addresses, in bus order.
     """
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     meanwhile = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
@@ -418,7 +418,7 @@ def _seeing(gpus: Sequence[str]) -> Iterator[None]:
 
 
 def _leave_to_collector() -> None:
-    """Take what TensorFlow has made out of the collections that Spark asks for after each task."""
+    """Exclude TensorFlow's objects from the garbage collection that Spark runs after each task."""
     from pyspark import TaskContext
 
     if TaskContext.get() is not None:

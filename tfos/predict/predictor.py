@@ -1,4 +1,4 @@
-"""Predictor: a partition's record batches to the columns of a model's outputs.
+"""Predictor: turns a partition's record batches into columns of a model's outputs.
 
     record batches ─► inputs (views) ─► batches of `batch_size` rows, across record batches
         ─► the model's traced function ─► output columns, one row per row, in order
@@ -31,14 +31,14 @@ from tfos.predict.signature import ModelSignature, TensorInfo
 from tfos.predict.tensors import Inputs, arrow_column, column_type
 
 ANSWER_BYTES = 64 << 20
-"""Of outputs that wait for the other rows of their record batch, which may be 10,000."""
+"""Bytes of outputs that wait for the other rows of their record batch, which may be 10,000."""
 _MOST_VALUES = (1 << 31) - 1
-"""Offsets of Spark's arrays are int32."""
+"""Largest number of values in an array: offsets of Spark's arrays are int32."""
 _PYTHONS = {
     **dict.fromkeys(("float16", "bfloat16", "float32"), "float64"),
     **dict.fromkeys(("int8", "uint8", "int16", "uint16", "int32", "uint32"), "int64"),
 }
-"""The dtype of Python's numbers, by that of an output."""
+"""Dtype of Python's numbers, by the dtype of an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class OutputColumn:
     output: str
     column: str
     form: Literal["tensor", "python", "number", "value", "class"] = "tensor"
-    """"python": of numbers as wide as Python's, double and bigint; "number": of an output
-    [rows, 1], as a double, refused where that would round a whole number; "value": as its own type;
-    "class": the place of its largest number, or whether its one number is above 0.5, as a double;
-    NaN where an output is NaN."""
+    """"python": numbers as wide as Python's, double and bigint; "number": an output [rows, 1] as
+    a double, refused if that would round an integer; "value": its own type; "class": the
+    position of its largest number, or whether its one number is above 0.5, as a double; NaN if
+    an output is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +62,16 @@ class Predictor:
     columns: tuple[str, ...]
     """Names of the columns of the record batches, for errors."""
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
-    """Each input with the places of its columns; several are put side by side as one matrix."""
+    """Each input with the positions of its columns; several are joined as one matrix."""
     outputs: tuple[OutputColumn, ...]
     batch_size: int
-    """Rows that the model takes at once; only a partition's last ones are fewer."""
+    """Rows that the model takes at once; only a partition's last batch is smaller."""
 
     def schema(self) -> str:
-        """Return the output columns with their types, as Spark writes them.
+        """Return the output columns with their types, in Spark's notation.
 
         Raises:
-            SettingsError: an output that no column holds.
+            SettingsError: no column can hold an output.
         """
         return ", ".join(
             f"{quoted(each.column)} {column_type(each.output, self._info(each))}"
@@ -85,12 +85,12 @@ class Predictor:
 
         Args:
             partition: number of the partition, for errors.
-            batches: its rows; a column for each of `columns`.
+            batches: its rows, with a column for each of `columns`.
 
         Raises:
             RowError: a value does not fit; names partition, row and column.
-            SettingsError: another model is there now, or an output has no row per row.
-            IdError: an id out of a table's range; names the layer.
+            SettingsError: the model has changed, or an output does not have one row per row.
+            IdError: an id is outside a table's range; names the layer.
         """
         model = loaded(self.signature)
         places = list(model.outputs)
@@ -128,12 +128,12 @@ class Predictor:
 
         Args:
             partition: number of the partition, for errors.
-            batches: of the partition.
-            names: of the batches' columns in the result.
-            places: of the columns that fill the inputs.
+            batches: record batches of the partition.
+            names: names of the batches' columns in the result.
+            places: positions of the columns that fill the inputs.
 
         Raises:
-            RowError, SettingsError, IdError: as `results`.
+            RowError, SettingsError, IdError: as in `results`.
         """
         waiting = UnansweredBatches(iter(batches), names)
         for results in self.results(partition, (batch.select(places) for batch in waiting)):
@@ -142,11 +142,11 @@ class Predictor:
     def _given(
         self, inputs: Inputs, rows: _WaitingRows, batch: pa.RecordBatch | None
     ) -> Iterator[Columns]:
-        """Yield the model's batches that a record batch fills; None: the partition's last one."""
+        """Yield the model batches that a record batch fills; None: the partition's last one."""
         if batch is None:
             yield from rows.take(self.batch_size, is_last=True)
             return
-        # A batch of Spark has 10,000 rows: as dense ones they may be thousands of times larger.
+        # Spark's batches have 10,000 rows; as dense rows they may be thousands of times larger.
         is_sparse = holds_sparse(batch)
         while batch.num_rows:
             count = self.batch_size - rows.num_rows if is_sparse else batch.num_rows
@@ -159,7 +159,7 @@ class Predictor:
 
     def _info(self, column: OutputColumn) -> TensorInfo:
         info = self.signature.outputs[column.output]
-        if column.form == "tensor" or info.is_ragged:  # which no column holds in any form
+        if column.form == "tensor" or info.is_ragged:  # no column holds these in any form
             return info
         if column.form == "python":
             return replace(info, dtype=_PYTHONS.get(info.dtype, info.dtype))
@@ -170,7 +170,8 @@ class Predictor:
             fits = own != "tensor" and column.form in (own, "value")
         if not fits:
             raise SettingsError(
-                f"output {column.output!r} is {info}, no {column.form} per row; read it as an array"
+                f"output {column.output!r} is {info}, not one {column.form} per row; read it as an "
+                "array"
             )
         return TensorInfo(info.dtype if column.form == "value" else "float64", ())
 
@@ -190,7 +191,7 @@ class Predictor:
             if values.size > _MOST_VALUES:
                 raise SettingsError(
                     f"output {each.output!r}: {len(values)} rows of {values.shape[1:]} are "
-                    f"{values.size} values, a batch of a column has at most {_MOST_VALUES}; let "
+                    f"{values.size} values, but a column batch holds at most {_MOST_VALUES}. Let "
                     f"the model take fewer than {self.batch_size} rows at once"
                 )
             if each.form == "number":
@@ -210,24 +211,24 @@ def _formed(values: Array, form: str) -> Array:
 
 
 def _check_exact(values: Array, output: str) -> None:
-    """Refuse whole numbers so large that two of them share one double."""
+    """Refuse integers so large that two share one double."""
     if not is_wide(values):
         return
     rounded = (values > MOST_EXACT) | (values < -MOST_EXACT)
     if rounded.any():
         found = values.reshape(-1)[int(np.argmax(rounded.reshape(-1)))]
         raise SettingsError(
-            f"output {output!r} is {found} in a row; the column of one number per row is a double, "
-            "as Spark's evaluators take it, and would round whole numbers of this size. Set "
+            f"output {output!r} is {found} in a row, but the column of one number per row is a "
+            "double, as Spark's evaluators expect, and would round integers of this size. Set "
             "predictionCols, which keeps int64 as bigint"
         )
 
 
 def form_of(info: TensorInfo) -> Literal["tensor", "number", "value"]:
-    """Return the form of an output: one number per row is a double, as Spark's evaluators take it.
+    """Return the form of an output: one number per row is a double, as Spark's evaluators expect.
 
     Args:
-        info: of the output.
+        info: dtype and shape of the output.
     """
     if info.shape not in ((), (1,)):
         return "tensor"
@@ -241,22 +242,22 @@ def predictor_of(
     batch_size: int,
     inputs: Sequence[str] | None = None,
 ) -> Predictor:
-    """Return the predictor of which each column fills an input, or all of them the only one.
+    """Return a predictor whose columns fill one input each, or together fill the only input.
 
     Args:
-        signature: of the model.
-        columns: that fill the inputs.
-        outputs: that become columns.
+        signature: signature of the model.
+        columns: columns that fill the inputs.
+        outputs: outputs that become columns.
         batch_size: rows that the model takes at once.
-        inputs: names of the inputs in the columns' order; None: as `in_order` has them.
+        inputs: names of the inputs in the columns' order; None: the order of `in_order`.
 
     Raises:
-        SettingsError: not as many columns as inputs, their order is unknown, a column has the name
-            of another input, or batch_size is no number of rows.
+        SettingsError: the number of columns is wrong, the inputs' order is unknown, a column has
+            the name of another input, or batch_size is not a number of rows.
     """
     names = signature.ordered_inputs() if inputs is None else list(inputs)
     if inputs is None:
-        by_place = f"; predict_column(…, inputs={names}) takes these columns by place"
+        by_place = f"; predict_column(…, inputs={names}) takes these columns by position"
         if in_order("columns", columns, "input", names, by_place) != tuple(columns):
             names = list(columns)  # each has its input's name
     return Predictor(
@@ -280,13 +281,13 @@ def _places(
         return ((inputs[0], tuple(range(count))),)
     has = ", ".join(f"{name} {signature.inputs[name]}" for name in inputs)
     raise SettingsError(
-        f"{count} columns are given, the model {signature.source} takes {has}: name one column per "
-        "input, in this order"
+        f"{count} columns are given, but the model {signature.source} takes {has}. Name one column "
+        "per input, in this order"
     )
 
 
 class _WaitingRows:
-    """Rows of a partition, as inputs, that are not predicted yet."""
+    """Rows of a partition, as inputs, that wait for their prediction."""
 
     def __init__(self) -> None:
         self._parts: deque[Columns] = deque()
@@ -304,7 +305,7 @@ class _WaitingRows:
 
     def _next(self, most_rows: int) -> Columns:
         parts: list[Columns] = []
-        # Lists of another length: rows that one tensor cannot hold go into the next batch.
+        # Lists of different lengths: rows that do not fit one tensor go into the next batch.
         while most_rows and self._parts and (not parts or _fit(parts[0], self._parts[0])):
             part, rest = split_rows(self._parts.popleft(), most_rows)
             if rest is not None:
@@ -330,6 +331,6 @@ def _tensor(column: BatchColumn) -> Any:
         return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
     if column.dtype == object:
         return tf.constant(column)
-    # An op takes an array as it is, or copies it once to where its kernels can read it. tf.constant
-    # copies it once more.
+    # An op uses an array as it is, or copies it once to memory that its kernels can read.
+    # tf.constant would copy it once more.
     return tf.raw_ops.Identity(input=column)

@@ -1,11 +1,11 @@
-"""Arguments of a SavedModel: its signature has tensors under names, without order or kind.
+"""Arguments of a SavedModel: its signature has named tensors, without order or kind.
 
     def f(words: Ragged)   ─► signature: words (all values), words_1 (where rows end)
 
-Covers: the order of arguments, which of them were ragged, the parts of a ragged tensor.
+Covers: the order of arguments, which are ragged, the parts of a ragged tensor.
 Does not: read models (tfos.predict.loading).      Runs in: Spark's Python workers.
 
-The function that a signature was made from is mostly in the model, and tells both.
+The model usually includes the function of the signature, which tells both.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tfos.errors import UnsupportedModel
 
 
 def order_of_arguments(model: Any, names: Collection[str]) -> list[str] | None:
-    """Return a signature's names in the order of its function's arguments; None: nobody knows it.
+    """Return a signature's names in the order of its function's arguments; None: unknown.
 
     Args:
-        model: as `tf.saved_model.load` returns it.
-        names: of the signature's tensors.
+        model: the result of `tf.saved_model.load`.
+        names: names of the signature's tensors.
     """
     orders = {tuple(order) for order, _ in _functions_of(model, names)}
     return list(orders.pop()) if len(orders) == 1 else None
 
 
 def ragged_arguments(model: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the specs of a signature's ragged arguments, by the name that its function gave them.
+    """Return the specs of a signature's ragged arguments, by the function's name for them.
 
     Args:
-        model: as `tf.saved_model.load` returns it.
-        names: of the signature's tensors.
+        model: the result of `tf.saved_model.load`.
+        names: names of the signature's tensors.
 
     Raises:
-        UnsupportedModel: a row would be lists of lists.
+        UnsupportedModel: a row would contain lists of lists.
     """
     import tensorflow as tf
 
@@ -49,14 +49,14 @@ def ragged_arguments(model: Any, names: Collection[str]) -> dict[str, Any]:
         if spec.ragged_rank != 1:
             raise UnsupportedModel(
                 f"input {name!r} takes lists of lists in each row (ragged_rank="
-                f"{spec.ragged_rank}), and a column has lists; give the model an input for each "
+                f"{spec.ragged_rank}), but a column has lists. Give the model an input for each "
                 "level, or pad it"
             )
     return found
 
 
 def without_parts(names: Collection[str], ragged: Mapping[str, Any]) -> list[str]:
-    """Return a signature's names without those of the ends of ragged rows."""
+    """Return a signature's names without those of ragged row ends."""
     parts = {_ends(name) for name in ragged}
     return [name for name in names if name not in parts]
 
@@ -65,9 +65,9 @@ def parts_of(name: str, tensor: Any, spec: Any) -> dict[str, Any]:
     """Return what the signature takes for a ragged tensor.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         tensor: a tf.RaggedTensor.
-        spec: of the argument.
+        spec: spec of the argument.
     """
     import tensorflow as tf
 

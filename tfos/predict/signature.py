@@ -1,6 +1,6 @@
 """Model signature: where a model is, and the names, dtypes and shapes of its inputs and outputs.
 
-Covers: ModelSource, TensorInfo, ModelSignature and the check of names that a user gives.
+Covers: ModelSource, TensorInfo, ModelSignature and the check of the user's names.
 Does not: read models (tfos.predict.loading).
 Threads: any; pure data, which travels to Spark's Python workers.
 """
@@ -29,9 +29,9 @@ class TensorInfo:
     is_ragged: bool = False
     """Rows are lists of any length, and reach the model as tf.RaggedTensor."""
     is_id: bool = False
-    """An Embedding of tfos may get its integers."""
+    """Whether an Embedding of tfos may get its integers."""
     has_rank: bool = True
-    """False: nobody knows how many dimensions it has, and `shape` is empty."""
+    """Whether the number of dimensions is known; if not, `shape` is empty."""
 
     @property
     def is_float(self) -> bool:
@@ -40,7 +40,7 @@ class TensorInfo:
 
     @property
     def keras_dtype(self) -> str:
-        """The dtype as Keras calls it."""
+        """The dtype in Keras' notation."""
         return "string" if self.dtype == "object" else self.dtype
 
     def __str__(self) -> str:
@@ -57,15 +57,15 @@ class ModelSource:
     path: str = ""
     """A `.keras` file, a SavedModel's directory, or an export with tables beside the model."""
     content: bytes = field(default=b"", repr=False)
-    """Of a `.keras` file, in the place of a path."""
+    """Bytes of a `.keras` file, instead of a path."""
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
-    """Classes and functions of the user that a `.keras` file names."""
+    """The user's classes and functions that a `.keras` file names."""
     tags: str = DEFAULT_TAGS
-    """Of a SavedModel, joined by commas."""
+    """Tags of a SavedModel, joined by commas."""
     name: str = DEFAULT_SIGNATURE
-    """Of a SavedModel's signature."""
+    """Name of the signature in a SavedModel."""
     custom_digest: str = field(default="", init=False, repr=False)
-    """Of the code of the custom objects: a file is another model with another function."""
+    """Digest of the custom objects' code: a file with another function is another model."""
 
     def __post_init__(self) -> None:
         if self.custom_objects:
@@ -78,14 +78,14 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensors:
-    """The tensors of one model, as a task tells of them."""
+    """The tensors of one model, as a task reports them."""
 
     digest: str
-    """Of the model's files: another export at the same path is another model."""
+    """Digest of the model's files: another export at the same path is another model."""
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
     is_ordered: bool = True
-    """Whether `inputs` stand in the model's own order; a SavedModel may not tell it."""
+    """Whether `inputs` are in the model's own order; a SavedModel may not record it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class ModelSignature(ModelTensors):
         """Return the signature of a model that was read.
 
         Args:
-            source: of the model.
+            source: where the model is.
             found: its tensors.
         """
         return cls(
@@ -114,13 +114,13 @@ class ModelSignature(ModelTensors):
         """Return the inputs' names in the model's own order.
 
         Raises:
-            SettingsError: nobody knows the order.
+            SettingsError: the order is unknown.
         """
         names = list(self.inputs)
         if not self.is_ordered and len(names) > 1:
             raise SettingsError(
-                f"the SavedModel {self.source} does not tell the order of its inputs "
-                f"{', '.join(names)}; name them in the order of the columns: "
+                f"the SavedModel {self.source} does not record the order of its inputs "
+                f"{', '.join(names)}. Name them in the order of the columns: "
                 f"predict_column(path, inputs={names})"
             )
         return names
@@ -144,6 +144,7 @@ class ModelSignature(ModelTensors):
             if unknown or missing or not asked or len(set(asked)) != len(asked):
                 has = ", ".join(f"{name} {info}" for name, info in sorted(given.items()))
                 raise SettingsError(
-                    f"{what}s {sorted(asked)} are named, the model {self.source} has {has}; name "
+                    f"{what}s {sorted(asked)} are named, but the model {self.source} has {has}; "
+                    "name "
                     + ("each of these once" if what == "input" else "some of these, each once")
                 )

@@ -1,4 +1,4 @@
-"""Arrow columns as a model's inputs, and its outputs as Arrow columns; no Python code per row.
+"""Arrow columns as a model's inputs, and its outputs as Arrow columns, without Python code per row.
 
 Covers: reading columns, ragged rows, text; refusals that name partition, row and column; the types
 of output columns.
@@ -43,28 +43,28 @@ _TYPES = {
     "float64": ("double", "float64"),
     "object": ("binary", "object"),
 }
-"""Spark's type of an output column, and numpy's of its values, by the dtype of the output."""
+"""Spark's type of an output column, and numpy's type of its values, by the output's dtype."""
 
 
 def column_type(name: str, info: TensorInfo) -> str:
-    """Return the type of an output's column, as Spark writes it.
+    """Return the type of an output's column, in Spark's notation.
 
     Args:
-        name: of the output.
+        name: name of the output.
         info: its dtype and shape.
 
     Raises:
-        SettingsError: no column holds it.
+        SettingsError: no column can hold it.
     """
     if not info.has_rank:
         raise SettingsError(
-            f"output {name!r} has an unknown number of dimensions, so no type of a column is its; "
-            "name other outputs, or save the model with output.set_shape(…) in its function"
+            f"output {name!r} has an unknown number of dimensions, so its column has no type. "
+            "Name other outputs, or save the model with output.set_shape(…) in its function"
         )
     if info.is_ragged:
         raise SettingsError(
             f"output {name!r} has lists of any length (ragged), which no column of this version "
-            "holds; end the model with .to_tensor(), or name other outputs"
+            "holds. End the model with .to_tensor(), or name other outputs"
         )
     kind = _TYPES.get(info.dtype, ("", ""))[0]
     if not kind:
@@ -73,11 +73,11 @@ def column_type(name: str, info: TensorInfo) -> str:
 
 
 class Inputs:
-    """Makes the inputs of a model of record batches of one partition.
+    """Makes a model's inputs from record batches of one partition.
 
     Args:
-        names: of the columns, for errors.
-        inputs: name, and places of the columns that fill it, by input.
+        names: names of the columns, for errors.
+        inputs: names of the inputs, with the positions of their columns.
         infos: dtype and shape by input.
         partition: number of the partition, for errors.
     """
@@ -134,7 +134,7 @@ def _is_timestamp(kind: pa.DataType) -> bool:
 
 
 def _fitted(out: Collector, place: int, name: str, info: TensorInfo, is_part: bool) -> BatchColumn:
-    """Return a column in the dtype and shape of an input, or of a part of it."""
+    """Return a column in the dtype and shape of an input, or of one part of it."""
     spec, column = out.specs[place], out.columns[place]
     if spec.value == "texts":
         texts, offsets = _lists_of_texts(column.values, column.offsets, spec.name)
@@ -187,7 +187,7 @@ def _wrong_length(
 
 
 def _ragged(values: Array) -> Ragged:
-    """Return rows of one length as Ragged."""
+    """Return rows of equal length as Ragged."""
     if values.ndim == 1:
         return Ragged(values, np.arange(len(values) + 1, dtype=np.int64))
     num_rows, width = values.shape[:2]
@@ -209,7 +209,7 @@ def _texts(data: Any, offsets: Any) -> Array:
 
 
 def _lists_of_texts(data: Any, offsets: Any, name: str) -> tuple[Array, Array]:
-    """Return the texts of all rows as object [texts] of bytes, and each row's offsets in them."""
+    """Return the texts of all rows as object [texts] of bytes, and each row's offsets."""
     view = memoryview(data.tobytes())
     rows = [unpacked(view[low:high], name) for low, high in itertools.pairwise(offsets)]
     found = np.array([text.encode() for row in rows for text in row] or [b""], object)
@@ -220,7 +220,7 @@ def _lists_of_texts(data: Any, offsets: Any, name: str) -> tuple[Array, Array]:
 def _cast(
     out: Collector, column: str, values: Array, name: str, info: TensorInfo, offsets: Any = None
 ) -> Array:
-    """Return values as an input takes them; `offsets` are those of ragged rows."""
+    """Return values in an input's dtype; `offsets` are those of ragged rows."""
     found = fitted(values, name, info)
     if isinstance(found, Misfit):
         place = found.place
@@ -230,7 +230,7 @@ def _cast(
 
 
 def arrow_column(values: Array, info: TensorInfo) -> pa.Array:
-    """Return an output as an Arrow array: a list level for each dimension behind the rows.
+    """Return an output as an Arrow array: a list level for each dimension after the rows.
 
     Args:
         values: [rows, *shape].

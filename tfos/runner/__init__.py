@@ -1,10 +1,10 @@
-"""Runner: a function as N ranks on Spark's executors; its results come back in rank order.
+"""Runner: runs a function as N ranks on Spark's executors; results come back in rank order.
 
-Public names: run, Runner and MirroredStrategyRunner at the driver; rank, size, local_rank, barrier,
+Public names: run, Runner and MirroredStrategyRunner in the driver; rank, size, local_rank, barrier,
 broadcast, allreduce, allgather, log_to_driver and LogCallback inside the function.
 
-Ranks are the workers of a TFCluster without servers: the same processes, failures and limits. What
-a rank returns travels as the result of its node's Spark task. Collective calls: tfos.collectives.
+Ranks are the workers of a TFCluster without servers: the same processes, failures and limits. A
+rank's return value is the result of its node's Spark task. Collective calls: tfos.collectives.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Rows of a tf.data.Dataset's batches: whether the first slot gets any of them.
 
-Covers: datasets whose number of rows a batch is known only as they are read.
-Does not: part the batches (tfos.runner.mirrored_rank).
+Covers: datasets whose batch sizes are known only when they are read.
+Does not: divide the batches (tfos.runner.mirrored_rank).
 Threads: none of its own.
 
-Single batches may have fewer rows than slots, also the first ones: the last batch of a pass, of a
-file, of a bucket of lengths, in any order if the dataset shuffles its batches. Then the first slot
-has fewer steps. Where no batch has as many rows as there are slots it has none at all, and returns
-a model that it has not trained.
+Some batches may have fewer rows than slots: the last batch of a pass, a file or a bucket of
+lengths, anywhere if the dataset shuffles its batches. The first slot then has fewer steps. If no
+batch has as many rows as there are slots, it has none at all, and returns a model that it has not
+trained.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from tfos.errors import SettingsError
 
 _MAX_SMALL = 100
-"""Batches from the first one on that may have fewer rows than slots: a dataset that repeats has no
-end at which all of them are seen."""
+"""Number of first batches that may have fewer rows than slots: a repeating dataset has no end at
+which all are seen."""
 _TOLD = re.compile(r"the first \d+ batches have at most .*?or fewer slots", re.DOTALL)
 
 
@@ -29,14 +29,14 @@ def checked(dataset: Any, size: int) -> Any:
     It fails at its end, or at the 100th batch.
 
     Args:
-        dataset: of batches, [batch, ...].
+        dataset: dataset of batches, [batch, ...].
         size: number of slots.
     """
     import keras
     import tensorflow as tf
 
     optional, spec = tf.experimental.Optional, dataset.element_spec
-    spec = spec if type(spec) is tuple else (spec,)  # map hands a named tuple on whole
+    spec = spec if type(spec) is tuple else (spec,)  # map passes a named tuple whole
 
     def wrapped(*batch: Any) -> Any:
         return optional.from_value(batch)
@@ -76,10 +76,10 @@ def checked(dataset: Any, size: int) -> Any:
 
 
 def refusal_in(error: Exception) -> SettingsError | None:
-    """Return what a dataset of `checked` has failed with; None: the error is another one.
+    """Return the error of a dataset of `checked`; None: the error is another one.
 
     Args:
-        error: of TensorFlow, with the text among its own.
+        error: an error of TensorFlow that may contain the text.
     """
     found = _TOLD.search(str(error))
     return SettingsError(found[0]) if found else None

@@ -1,10 +1,10 @@
-"""Horovod's init in a rank: refused where it finds no other rank.
+"""Horovod's init in a rank: refused if it finds no other rank.
 
 Covers: the `init` of Horovod's modules.      Does not: import Horovod.
 Runs in: a rank's process.
 
-A program that changes its launcher's line alone still calls `hvd.init()`. Nothing of Horovod joins
-the ranks of tfos, so each would be rank 0 of 1: with tfos.run it trains a model of its own.
+A program that only changes its launch line still calls `hvd.init()`. Horovod does not join
+the ranks of tfos, so each would be rank 0 of 1, and train a separate model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MODULES = (
 
 
 def refuse_lone_init(num_ranks: int) -> None:
-    """Let Horovod's `init` fail in this process where it finds one process of its own.
+    """Make Horovod's `init` fail in this process if it finds only one process.
 
     Args:
-        num_ranks: of the run.
+        num_ranks: number of ranks of the run.
     """
     if num_ranks > 1:
         for name in _MODULES:

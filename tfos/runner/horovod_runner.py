@@ -1,4 +1,4 @@
-"""Runner: HorovodRunner's shape of `run`: one value, that of rank 0; also without a cluster.
+"""Runner: HorovodRunner's form of `run`: returns rank 0's value; also without a cluster.
 
 Covers: Runner.      Does not: start ranks (spark_run, local_run).
 Runs in: the driver.
@@ -23,16 +23,16 @@ class Runner:
     """Runs a function on ranks, as HorovodRunner does.
 
     Args:
-        np: above 0: so many ranks on the executors. Below 0: -np ranks as processes beside the
-            driver, to try a program.
-        driver_log_verbosity: "all": every rank's output is shown at the driver.
+        np: above 0: number of ranks on the executors. Below 0: -np ranks as processes beside the
+            driver, to try out a program.
+        driver_log_verbosity: "all": every rank's output is shown in the driver's output.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
-        timeout_s: seconds that main may take once all ranks run; None: without limit.
+        timeout_s: seconds that main may take once all ranks run; None: no limit.
         config: timeouts and limits of a run on the executors, and whether it shows the ranks'
-            output. Processes beside the driver write to its own output whatever this says.
+            output. Processes beside the driver always write to its output.
 
     Raises:
-        SettingsError: np is 0 or no whole number, or timeout_s is no time.
+        SettingsError: np is 0 or not an integer, or timeout_s is invalid.
         UnsupportedError: another verbosity.
     """
 
@@ -57,11 +57,11 @@ class Runner:
 
         Args:
             main: may use `tfos.runner`; see tfos.run.
-            **kwargs: of main.
+            **kwargs: arguments of main.
 
         Raises:
-            SettingsError, NotPicklable, NotEnoughSlots: as run.
-            NodeFailedError, NoResultError, ShutdownTimeout: as run.
+            SettingsError, NotPicklable, NotEnoughSlots: as in run.
+            NodeFailedError, NoResultError, ShutdownTimeout: as in run.
         """
         if self._np < 0:
             return run_local(main, (), kwargs, -self._np, timeout_s=self._timeout_s)[0]

@@ -1,4 +1,4 @@
-"""Process of a rank beside the driver: listens, learns where the others are, calls the function.
+"""Process of a rank beside the driver: listens, learns the others' addresses, calls the function.
 
 Covers: the messages with the driver, the rank's value or error.
 Does not: start processes (local_run).
@@ -32,41 +32,41 @@ from tfos.spark.pickling import pickle_value
 
 _LAST_ANSWERS_S = 5.0
 _RAISED_EXIT_S = 1.0
-"""For the threads and exit handlers of a function that has raised."""
+"""Seconds for the threads and exit handlers of a function that has raised."""
 _RETURNED_EXIT_S = 5.0
-"""For those of one that has returned; on executors it is as long."""
+"""Seconds for those of a function that has returned, as on executors."""
 
 
 class LocalRank(msgspec.Struct, frozen=True, array_like=True):
-    """What the process receives at its start, in a memfd."""
+    """What the process receives at start, in a memfd."""
 
     rank: int
     size: int
     run_id: str
     secret: bytes
     directory: str
-    """For its Unix socket."""
+    """Directory of its Unix socket."""
     work: bytes
     """cloudpickle of RankWork."""
     link_fd: int
     outcome_fd: int
-    """memfd for the RankOutcome."""
+    """memfd that takes the RankOutcome."""
 
 
 class RankListening(msgspec.Struct, frozen=True):
-    """Where this rank listens."""
+    """Address of this rank."""
 
     endpoint: Endpoint
 
 
 class RankAddresses(msgspec.Struct, frozen=True):
-    """Where all ranks listen."""
+    """Addresses of all ranks."""
 
     endpoints: tuple[Endpoint, ...]
 
 
 class RankOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """How the function ended: with a value, or with an error."""
+    """How the function ended: its value or its error."""
 
     value: bytes = b""
     error_type: str = ""
@@ -104,13 +104,13 @@ def main(body: bytes) -> None:
     listener.finish_calls(_LAST_ANSWERS_S)
     listener.close()
     limit_s = _RAISED_EXIT_S if outcome.error_type else _RETURNED_EXIT_S
-    last = threading.Timer(limit_s, _end, (spec.rank, outcome))  # nobody else ends what goes on
+    last = threading.Timer(limit_s, _end, (spec.rank, outcome))  # nothing else ends its threads
     last.daemon = True
     last.start()
 
 
 def _end(rank: int, outcome: RankOutcome) -> None:
-    """End this process whatever still runs in it."""
+    """End this process whatever still runs."""
     here = (threading.main_thread(), threading.current_thread())
     late = [each for each in threading.enumerate() if not each.daemon and each not in here]
     if not outcome.error_type:
@@ -121,10 +121,10 @@ def _end(rank: int, outcome: RankOutcome) -> None:
 
 
 def leave_outcome(outcome_fd: int, outcome: RankOutcome) -> None:
-    """Write how the function ended, for the driver.
+    """Write the outcome for the driver.
 
     Args:
-        outcome_fd: memfd.
+        outcome_fd: memfd that takes it.
         outcome: what to write.
     """
     whole_files.replace(outcome_fd, msgspec.msgpack.encode(outcome))

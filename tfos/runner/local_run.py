@@ -1,6 +1,6 @@
-"""Ranks as processes of this host, without Spark: to try a program where it is written.
+"""Ranks as processes of this host, without Spark: to try out a program where it is written.
 
-Covers: starting and ending them, their environment, who listens where, their values.
+Covers: starting and ending them, their environment, their addresses, their values.
 Does not: run a rank (local_process).
 Runs in: the driver. Its children die with it.
 """
@@ -35,10 +35,10 @@ from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, R
 from tfos.runner.spark_run import checked_work, late_ranks, rank_value
 
 START_S = 120.0
-"""Until a process listens: the imports of the program's modules."""
+"""Seconds until a process listens, including the imports of the program's modules."""
 _END_S = 5.0
 _LOOK_S = 3600.0
-"""Of one poll, which takes less than 25 days; the end of a process ends it at once."""
+"""Seconds of one poll, which must take less than 25 days; the end of a process ends it at once."""
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class _Running:
     outcome_fd: int
 
     def outcome(self) -> RankOutcome | None:
-        """Return what the process left behind, once it has ended; None: nothing whole."""
+        """Return the outcome that the process left when it ended; None: none, or incomplete."""
         data = whole_files.contents(self.outcome_fd)
         try:
             return msgspec.msgpack.decode(data, type=RankOutcome)
-        except msgspec.DecodeError:  # killed before it had written all
+        except msgspec.DecodeError:  # killed before it had written everything
             return None
 
 
@@ -71,14 +71,14 @@ def run_local(
     Their output goes to this process's own.
 
     Args:
-        fn: as for tfos.run.
-        args: of fn.
-        kwargs: of fn.
-        num_proc: how many, from 1.
-        timeout_s: seconds that fn may take once all ranks run; None: without limit.
+        fn: as in tfos.run.
+        args: positional arguments of fn.
+        kwargs: keyword arguments of fn.
+        num_proc: number of processes, from 1.
+        timeout_s: seconds that fn may take once all ranks run; None: no limit.
 
     Raises:
-        SettingsError, NotPicklable, NoResultError: as tfos.run.
+        SettingsError, NotPicklable, NoResultError: as in tfos.run.
         NodeFailedError: a rank failed; its own traceback is the cause.
         ShutdownTimeout: fn did not return within timeout_s.
     """
@@ -99,9 +99,9 @@ def run_local(
 
 
 def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, str]]:
-    """Return each rank's environment: TF_CONFIG names all, as on executors.
+    """Return each rank's environment: TF_CONFIG names all ranks, as on executors.
 
-    This process holds their ports until the run ends: only TensorFlow's servers bind them beside.
+    This process holds their ports until the run ends; only TensorFlow's servers can also bind them.
     """
     ports = [ReservedPort() for _ in range(num_proc)]
     for each in ports:
@@ -147,7 +147,7 @@ def _start(
 
 
 def _introduce(ranks: Sequence[_Running]) -> None:
-    """Tell every rank where all listen; one that has ended instead is found by `_await`."""
+    """Send every rank the addresses of all; `_await` finds a rank that has ended instead."""
     found = []
     for each in ranks:
         try:
@@ -165,10 +165,10 @@ def _introduce(ranks: Sequence[_Running]) -> None:
 
 
 def _await(ranks: Sequence[_Running], timeout_s: float | None) -> list[NodeFailure]:
-    """Wait for all; when one fails, end the others, which are no failures. Causes come first.
+    """Wait for all; if one fails, end the others, which do not count as failed. Causes come first.
 
     Raises:
-        ShutdownTimeout: time is up, and none has failed.
+        ShutdownTimeout: the time is over, and none has failed.
     """
     failures: list[NodeFailure] = []
     waiting = {each.pidfd: each for each in ranks}

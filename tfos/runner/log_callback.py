@@ -1,4 +1,4 @@
-"""LogCallback: a fit's metrics at the driver.
+"""LogCallback: shows a fit's metrics in the driver's output.
 
 Covers: the callback.      Does not: carry lines (driver_log).
 Runs in: a rank's process.
@@ -17,10 +17,10 @@ from tfos.runner.driver_log import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Shows rank 0's metrics at the driver, at the end of each epoch.
+    """Shows rank 0's metrics in the driver's output after each epoch.
 
     Args:
-        per_batch_log: also at the end of each batch.
+        per_batch_log: whether to show them after each batch too.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:
@@ -34,13 +34,13 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
         Args:
             epoch: from 0.
-            logs: of Keras, not looked at.
+            logs: Keras' logs; ignored.
         """
         del logs
         self._epoch, self._began_s = epoch, time.monotonic()
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Show the batch's metrics if that was asked for.
+        """Show the batch's metrics if requested.
 
         Args:
             batch: from 0.

@@ -1,16 +1,16 @@
-"""One slot of a MirroredStrategyRunner: a plain `model.fit` trains one model of all slots.
+"""One slot of a MirroredStrategyRunner: a plain `model.fit` trains one model with all slots.
 
 Covers: `fit` of every Keras model in this process while train_fn runs, the slot's part of the data
-and of the callbacks, what is not distributed.
+and of the callbacks, refusals of training that is not distributed.
 Does not: train (tfos.keras.fit.distribute, in mode sync), hold parameters (tfos.worker.own_shard),
-know whether data have an order (tfos.keras.data.dataset_order).
+check the order of data (tfos.keras.data.dataset_order).
 Runs in: a worker's process.      Threads: main_fun's.
 
-`fit` gets the batches of one process, and the slots part each of them: rank r of n computes rows
+`fit` gets the batches of one process, and the slots divide each of them: rank r of n computes rows
 r, r+n, r+2n, ... of each batch of arrays, or the r-th part of each batch of a dataset. So an epoch
-has the steps and the rows that it has in one process, and the mean weighted by rows is that batch's
-gradient. All slots validate the same rows. They have one seed: datasets that shuffle without one
-yield the same order everywhere. What layers draw (dropout, noise) is another on each slot.
+has the same steps and rows as in one process, and the mean weighted by rows is that batch's
+gradient. All slots validate the same rows. They have one seed: datasets that shuffle without a seed
+yield the same order everywhere. Random draws of layers (dropout, noise) differ between slots.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 _DEFAULT_BATCH = 32
 """Keras'."""
 _KERAS_2_FIT = "tf_keras.src.engine.training"
-"""Where tf-keras has `Model`."""
+"""Module in which tf-keras has `Model`."""
 _ROWS_OF = ("x", "y", "sample_weight")
-"""What `fit` takes a row of each of at a time."""
+"""Arguments from which `fit` takes corresponding rows."""
 
 
 def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
-    """Call train_fn as one slot; hand over what the first slot returned.
+    """Call train_fn as one slot; hand over the first slot's return value.
 
     Args:
-        work: train_fn.
-        ctx: of this worker.
+        work: the call of train_fn.
+        ctx: context of this worker.
 
     Raises:
-        NotDistributed: it trained no model of all slots.
-        UnsupportedModel: it fits a model of Keras 2, or one that has a fit of its own.
-        NotPicklable: it returned what cannot travel.
+        NotDistributed: train_fn trained no model with all slots.
+        UnsupportedModel: it fits a model of Keras 2, or one with its own fit.
+        NotPicklable: its return value cannot be pickled.
     """
     import keras
 
@@ -75,7 +75,7 @@ def run_mirrored(work: RankWork, ctx: NodeContext) -> None:
 
 
 def _refuse_fits_in(module: ModuleType, size: int) -> None:
-    """Let no model of Keras 2 train in this process: each slot would train its own, of all rows."""
+    """Refuse training of Keras 2 models here: each slot would train its own, on all rows."""
 
     def refusing(name: str) -> Any:
         def refused(model: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -95,21 +95,21 @@ def _refuse_fits_in(module: ModuleType, size: int) -> None:
 
 @contextlib.contextmanager
 def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
-    """Let `fit` of a Keras model train with all slots; yields the models that did.
+    """Make `fit` of a Keras model train with all slots; yield the models that did.
 
     Args:
-        ctx: of this worker.
+        ctx: context of this worker.
     """
     import keras
 
-    # It replaces `fit` too, and train_fn may import the layer: its tables would train here alone.
+    # It replaces `fit` too, and train_fn may import the layer: its tables would train only here.
     importlib.import_module("tfos.keras.fit.local")
     models: list[Any] = []
     plain_fit = keras.Model.fit
 
     @functools.wraps(plain_fit)
     def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if "_tfos_trainer" in vars(model):  # beneath its distributed fit
+        if "_tfos_trainer" in vars(model):  # inside its distributed fit
             return plain_fit(model, *args, **kwargs)
         if type(model).fit is not fit:
             raise UnsupportedModel(
@@ -145,12 +145,12 @@ def distributed_fits(ctx: NodeContext) -> Iterator[list[Any]]:
 
 
 def _check_losses(model: Any, size: int) -> None:
-    """Refuse losses of which the slots' mean is for sure not the gradient of one process.
+    """Refuse losses for which the slots' mean is certainly not one process's gradient.
 
-    Where that is not sure, `ctx.distribute` warns.
+    If that is uncertain, `ctx.distribute` warns.
 
     Args:
-        model: compiled.
+        model: the compiled model.
         size: number of slots.
     """
     from tfos.keras.fit.distribute import summed_losses
@@ -165,7 +165,7 @@ def _check_losses(model: Any, size: int) -> None:
 
 
 def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:
-    """Return a `fit` that gives its data's part of this rank to another, and its callbacks."""
+    """Return a `fit` that passes this rank's part of its data, and its callbacks, to another."""
     from tfos.keras.fit.callbacks import of_rank
 
     signature = inspect.signature(distributed_fit)
@@ -186,16 +186,16 @@ def _sharing(distributed_fit: Any, rank: int, size: int) -> Any:
 
 
 def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
-    """Replace the training data among the arguments of `fit` by this rank's part of them.
+    """Replace the training data among `fit`'s arguments by this rank's part.
 
     Args:
-        arguments: of `fit`, by name; is changed.
-        rank: from 0.
+        arguments: arguments of `fit` by name; changed in place.
+        rank: number of this rank, from 0.
         size: number of ranks.
 
     Raises:
-        SettingsError: data that cannot be parted, other numbers of rows, or batches with fewer rows
-            than ranks.
+        SettingsError: data that cannot be divided, unequal numbers of rows, or batches with fewer
+            rows than ranks.
     """
     import keras
     import tensorflow as tf
@@ -212,7 +212,7 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
     batch_size = arguments.get("batch_size") or _DEFAULT_BATCH
     _check_rows("batch_size", batch_size, size)
     _check_rows("rows", num_rows, size)
-    own: Any = slice(rank, None, size)  # of arrays a view
+    own: Any = slice(rank, None, size)  # a view, for arrays
     if batch_size % size:
         own = np.flatnonzero(np.arange(num_rows) % batch_size % size == rank)
 
@@ -221,7 +221,7 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
             return None
         if tf.is_tensor(leaf) and not isinstance(own, slice):
             return tf.gather(leaf, own)
-        return getattr(leaf, "iloc", leaf)[own]  # of pandas by place, not by label
+        return getattr(leaf, "iloc", leaf)[own]  # pandas: by position, not by label
 
     for name in _ROWS_OF:
         if arguments.get(name) is not None:
@@ -230,10 +230,10 @@ def take_part(arguments: dict[str, Any], rank: int, size: int) -> None:
 
 
 def _hold_back(arguments: dict[str, Any], size: int) -> int:
-    """Let all ranks validate the rows that one process would; return how many are left to train.
+    """Make all ranks validate the rows that one process would; return how many are left to train.
 
-    Keras would hold back others on each rank, and the metrics of validation count rows once that
-    all workers share.
+    Keras would hold back different rows on each rank, and validation metrics count rows that all
+    workers share only once.
     """
     from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
@@ -244,17 +244,17 @@ def _hold_back(arguments: dict[str, Any], size: int) -> int:
 
 
 def _count_rows(given: Mapping[str, Any], size: int) -> int:
-    """Return how many rows all arrays have.
+    """Return the number of rows of all arrays.
 
     Raises:
-        SettingsError: something else is among them, or their numbers differ.
+        SettingsError: an argument is of another type, or the numbers differ.
     """
     import keras
 
     counts: dict[str, list[int]] = {}
     for name, value in given.items():
         leaves = [] if value is None else keras.tree.flatten(value)
-        leaves = [each for each in leaves if each is not None]  # as of an output without labels
+        leaves = [each for each in leaves if each is not None]  # for an output without labels
         has_rows = all(len(getattr(each, "shape", ())) > 0 for each in leaves)
         if not has_rows or (name == "x" and not leaves):
             raise SettingsError(
@@ -274,15 +274,15 @@ def _count_rows(given: Mapping[str, Any], size: int) -> int:
 
 
 def part_of_batches(dataset: Any, rank: int, size: int) -> Any:
-    """Return a dataset with this rank's part of each batch of another.
+    """Return a dataset with this rank's part of each batch.
 
-    A last batch with fewer rows than ranks has none for some of them: their epoch ends before it.
-    Within a dataset that repeats, they are one batch ahead from there; each row still counts once.
-    Reading it fails if no batch has as many rows as there are ranks (`batch_rows`).
+    A last batch with fewer rows than ranks has none for some ranks: their epoch ends before it.
+    In a repeating dataset these ranks are then one batch ahead; each row still counts once.
+    Reading fails if no batch has as many rows as there are ranks (`batch_rows`).
 
     Args:
-        dataset: of batches, [batch, ...].
-        rank: from 0.
+        dataset: dataset of batches, [batch, ...].
+        rank: number of this rank, from 0.
         size: number of ranks.
 
     Raises:

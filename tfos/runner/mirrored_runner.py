@@ -1,4 +1,4 @@
-"""MirroredStrategyRunner: plain Keras code on N tasks, in spark-tensorflow-distributor's shape.
+"""MirroredStrategyRunner: plain Keras code on N tasks, with spark-tensorflow-distributor's API.
 
 Covers: the arguments, the GPUs of the tasks, a run beside the driver.
 Does not: distribute `fit` (mirrored_rank), start ranks (spark_run, local_run).
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 class MirroredStrategyRunner:
     """Runs a function with a plain `model.fit` on Spark's tasks, which train one model together.
 
-    Each step takes one batch of the size that the function gives; every slot computes its part, and
-    the optimizer applies their mean once. Parameters live inside the slots' processes.
+    Each step takes one batch of the function's batch size; every slot computes its part, and the
+    optimizer applies their mean once. The parameters live in the slots' processes.
 
     Args:
         num_slots: Spark tasks that train, with one GPU each. With use_custom_strategy=True and
-            several GPUs a task it counts GPUs.
-        local_mode: run beside the driver, in one process without Spark; num_slots is then 1.
-        use_gpu: each task sees the GPUs that Spark gave to it. False: it sees none.
+            several GPUs per task, the number of GPUs.
+        local_mode: whether to run beside the driver, in one process without Spark; num_slots is
+            then 1.
+        use_gpu: whether each task sees the GPUs that Spark gave it, or none.
         gpu_resource_name: Spark's name of the GPUs.
-        use_custom_strategy: train_fn builds TensorFlow's MultiWorkerMirroredStrategy itself, from
-            TF_CONFIG; tfos distributes nothing.
+        use_custom_strategy: whether train_fn builds TensorFlow's MultiWorkerMirroredStrategy
+            itself, from TF_CONFIG; tfos then distributes nothing.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
-        timeout_s: seconds that train_fn may take once all slots run; None: without limit.
+        timeout_s: seconds that train_fn may take once all slots run; None: no limit.
         config: timeouts and limits of a run on the executors.
 
     Raises:
@@ -80,13 +81,14 @@ class MirroredStrategyRunner:
 
         Args:
             train_fn: builds, compiles and fits one Keras model; its data are the same on all slots,
-                arrays or a `tf.data.Dataset`. With use_custom_strategy it trains as it likes.
-            **kwargs: of train_fn.
+                arrays or a `tf.data.Dataset`. With use_custom_strategy it may train in any way.
+            **kwargs: arguments of train_fn.
 
         Raises:
-            SettingsError: use_gpu, and Spark gives no GPU to a task; or data that cannot be shared.
-            NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as
-                tfos.run. Where train_fn trains no model of all slots, NotDistributed is the cause.
+            SettingsError: use_gpu is set, but Spark gives tasks no GPU; or the data cannot be
+                divided.
+            NotPicklable, NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as in
+                tfos.run. If train_fn trains no model with all slots, NotDistributed is the cause.
         """
         work = checked_work(train_fn, (), kwargs)
         resource = self._config.gpu_resource
@@ -126,10 +128,10 @@ def _check(num_slots: object, *, local_mode: object, **switches: object) -> None
 
 
 def _gpus_of_task(context: Any, resource: str) -> float:
-    """Return how many GPUs Spark gives to a task, above 0.
+    """Return the number of GPUs that Spark gives a task, above 0.
 
     Raises:
-        SettingsError: it gives none.
+        SettingsError: Spark gives none.
     """
     spark = getattr(context, "sparkContext", context)
     setting = _amount_of(resource)
@@ -148,16 +150,17 @@ def _gpus_of_task(context: Any, resource: str) -> float:
 
 
 def _tasks(num_slots: int, num_gpus: float, resource: str, *, has_own_strategy: bool) -> int:
-    """Return how many tasks train.
+    """Return the number of tasks that train.
 
     Args:
-        num_slots: of the user.
-        num_gpus: of a task.
+        num_slots: the user's num_slots.
+        num_gpus: GPUs per task.
         resource: Spark's name of the GPUs.
-        has_own_strategy: whether it takes all GPUs of a task; `fit` of tfos trains on one.
+        has_own_strategy: whether train_fn's strategy takes all GPUs of a task; tfos' `fit` trains
+            on one.
 
     Raises:
-        SettingsError: that is no whole number.
+        SettingsError: the result is not an integer.
     """
     if num_gpus <= 1:
         return num_slots

@@ -1,4 +1,4 @@
-"""One rank: calls the user's function, and hands its value over as bytes.
+"""One rank: calls the user's function, and hands over its value as bytes.
 
 Covers: the main_fun of every rank on Spark.
 Does not: start processes, unpickle (tfos.runner.spark_run).
@@ -33,11 +33,11 @@ def run_rank(work: RankWork, ctx: NodeContext) -> None:
     """Call the function as one rank.
 
     Args:
-        work: what to call.
-        ctx: of this worker.
+        work: the function and its arguments.
+        ctx: context of this worker.
 
     Raises:
-        NotPicklable: it returned what cannot travel.
+        NotPicklable: the return value cannot be pickled.
     """
     group = ctx.rank_group()
     with ranks.entered(group, ctx.local_rank):

@@ -1,7 +1,7 @@
-"""What a function knows inside `tfos.run`: its rank, and the collective calls of all ranks.
+"""What a function can use inside `tfos.run`: its rank, and the collective calls of all ranks.
 
 Covers: the functions that programs call.      Does not: carry arrays (tfos.collectives).
-Threads: those of one rank at a time; see RankGroup.
+Threads: one at a time per rank; see RankGroup.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class _Run:
 
 
 _running: list[_Run] = []
-"""At most one: a process is one rank."""
+"""The current run, if any: a process is at most one rank."""
 
 
 @contextlib.contextmanager
 def entered(group: RankGroup, local_rank: int) -> Iterator[None]:
-    """Let the functions below answer for this run, and Horovod's not by mistake.
+    """Make the functions below answer for this run, and Horovod's refuse.
 
     Args:
-        group: the ranks.
-        local_rank: number of this rank among those of its host.
+        group: ranks of the run.
+        local_rank: number of this rank among the ranks of its host.
     """
     refuse_lone_init(group.size)
     _running.append(_Run(group, local_rank))
@@ -52,7 +52,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return how many ranks the run has.
+    """Return the number of ranks of the run.
 
     Raises:
         PhaseError: outside of tfos.run.
@@ -61,7 +61,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return the number of this rank among those of its host, from 0.
+    """Return the number of this rank among the ranks of its host, from 0.
 
     Raises:
         PhaseError: outside of tfos.run.
@@ -73,43 +73,43 @@ def barrier(*, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Return when every rank has made this call; see RankGroup.barrier.
 
     Args:
-        timeout_s: for the slowest rank.
+        timeout_s: seconds to wait for the slowest rank.
     """
     _current("barrier()").group.barrier(timeout_s=timeout_s)
 
 
 def broadcast(value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-    """Return what one rank brought; see RankGroup.broadcast.
+    """Return one rank's value; see RankGroup.broadcast.
 
     Args:
-        value: of the root: numbers or numpy arrays, alone or in a list, tuple or dict.
-        root: rank.
-        timeout_s: for the slowest rank.
+        value: the root's value: numbers or numpy arrays, alone or in a list, tuple or dict.
+        root: rank whose value is returned.
+        timeout_s: seconds to wait for the slowest rank.
     """
     return _current("broadcast()").group.broadcast(value, root, timeout_s=timeout_s)
 
 
 def allreduce(value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-    """Return the sum of what all ranks brought, or another reduction; see RankGroup.allreduce.
+    """Return the sum (or another reduction) of all ranks' values; see RankGroup.allreduce.
 
-    It sums by default, where Horovod averages.
+    The default is the sum, whereas Horovod averages.
 
     Args:
-        value: of the same shapes and dtypes on all ranks, as for `broadcast`.
+        value: as for `broadcast`, with the same shapes and dtypes on all ranks.
         op: "sum", "mean" (of floats), "min" or "max".
-        timeout_s: for the slowest rank.
+        timeout_s: seconds to wait for the slowest rank.
     """
     return _current("allreduce()").group.allreduce(value, op, timeout_s=timeout_s)
 
 
 def allgather(value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
-    """Return what all ranks brought, in rank order; see RankGroup.allgather.
+    """Return the values of all ranks, in rank order; see RankGroup.allgather.
 
-    A list, where Horovod concatenates: `np.concatenate(allgather(array))`.
+    The result is a list; Horovod concatenates, like `np.concatenate(allgather(array))`.
 
     Args:
         value: as for `broadcast`; shapes and dtypes may differ.
-        timeout_s: for the slowest rank.
+        timeout_s: seconds to wait for the slowest rank.
     """
     return _current("allgather()").group.allgather(value, timeout_s=timeout_s)
 

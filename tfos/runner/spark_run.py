@@ -1,4 +1,4 @@
-"""run: a function as N ranks on Spark's executors, and what they return.
+"""run: a function as N ranks on Spark's executors, and their return values.
 
 Covers: the arguments, the cluster of the ranks, the values in rank order.
 Does not: start nodes (tfos.cluster), run a rank (rank_process).
@@ -46,14 +46,14 @@ def run(  # noqa: PLR0913 - Horovod's arguments, and ours by keyword
         fn: called as `fn(*args, **kwargs)` on every rank; may return anything that pickles.
         args: anything that pickles.
         kwargs: anything that pickles.
-        num_proc: ranks, one task slot each; None: as many as Spark's default parallelism.
+        num_proc: number of ranks, one task slot each; None: as many as Spark's default parallelism.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
-        timeout_s: seconds that fn may take once all ranks run; None: without limit.
-        config: timeouts and limits. A lost rank fails the run whatever it says.
+        timeout_s: seconds that fn may take once all ranks run; None: no limit.
+        config: timeouts and limits. A lost rank always fails the run.
 
     Raises:
-        SettingsError: the arguments cannot work.
-        NotPicklable: fn or its arguments cannot travel; the text names the object.
+        SettingsError: the arguments are invalid.
+        NotPicklable: fn or its arguments cannot be pickled; the text names the object.
         NotEnoughSlots: Spark cannot run all ranks at once; the text has both numbers.
         NodeFailedError: a rank failed; its own traceback is the cause.
         NoResultError: a rank ended without a value.
@@ -76,19 +76,19 @@ def run_work(  # noqa: PLR0913 - what the runners have, by keyword
     timeout_s: float | None,
     ps: ServersOf = "tfos",
 ) -> list[Any]:
-    """Run a main_fun that hands over a value on each of `count` ranks; values in rank order.
+    """Run a main_fun that hands over a value on each of `count` ranks; return them in rank order.
 
     Args:
-        main_fun: of every rank.
+        main_fun: main_fun of every rank.
         work: its argument.
-        count: ranks.
+        count: number of ranks.
         context: SparkContext or classic SparkSession.
-        config: as of `run`.
-        timeout_s: as of `run`.
-        ps: "tensorflow": ranks train by a strategy of TensorFlow's.
+        config: as in `run`.
+        timeout_s: as in `run`.
+        ps: "tensorflow": ranks train with a TensorFlow strategy.
 
     Raises:
-        NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as `run`.
+        NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as in `run`.
     """
     given = config or ClusterConfig()
     every_rank = dataclasses.replace(
@@ -113,7 +113,7 @@ def run_work(  # noqa: PLR0913 - what the runners have, by keyword
 
 
 def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
-    """Return what every rank calls, after a look at it.
+    """Check and return the call that every rank makes.
 
     Args:
         fn: must be a function.
@@ -121,8 +121,8 @@ def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
         kwargs: must be a mapping with text keys.
 
     Raises:
-        SettingsError: one of them is something else.
-        NotPicklable: they cannot travel.
+        SettingsError: one of them is of another type.
+        NotPicklable: they cannot be pickled.
     """
     if not callable(fn):
         raise SettingsError(f"fn must be a function, got {type(fn).__qualname__}")
@@ -135,10 +135,10 @@ def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
 
 
 def check_time(timeout_s: float | None) -> None:
-    """Refuse what is neither None nor a time.
+    """Refuse a value that is neither None nor a valid time.
 
     Raises:
-        SettingsError: it has the value.
+        SettingsError: names the value.
     """
     if timeout_s is not None:
         check_timeout("timeout_s", timeout_s)
@@ -149,7 +149,7 @@ def late_ranks(ranks: str, timeout_s: float | None) -> ShutdownTimeout:
 
     Args:
         ranks: their names.
-        timeout_s: of the run.
+        timeout_s: limit of the run.
     """
     return ShutdownTimeout(
         f"the function did not return within timeout_s={timeout_s:.10g} on {ranks}; all ranks were "
@@ -159,11 +159,11 @@ def late_ranks(ranks: str, timeout_s: float | None) -> ShutdownTimeout:
 
 
 def rank_value(data: bytes, rank: int) -> Any:
-    """Return what the function returned on a rank.
+    """Return the function's return value on a rank.
 
     Args:
-        data: its pickle.
-        rank: whose.
+        data: pickle of the value.
+        rank: the rank that returned it.
 
     Raises:
         NoResultError: the driver cannot read it.

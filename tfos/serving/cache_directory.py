@@ -1,4 +1,4 @@
-"""Cache directory of indexes: where it is, that it is this user's alone, one builder at a time.
+"""Cache directory of indexes: its place, its privacy, and one builder per index at a time.
 
 Covers: the places, owner and mode, the lock of a builder, free space.
 Does not: know what an index holds (tfos.serving.index_files).
@@ -24,22 +24,22 @@ from tfos.serving.file_lock import try_lock, unlock
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
 _BY_VARIABLE = f"set {CACHE_VARIABLE}, for Spark's tasks by spark.executorEnv.{CACHE_VARIABLE}"
-"""A column's or a cluster's user calls no load()."""
+"""Remedy for users of a column or cluster, who do not call load()."""
 BUILD_TIMEOUT_S = 3600.0
-"""For which a process waits while another one builds the same index."""
+"""Longest time that a process waits while another one builds the same index."""
 _LOOK_S = 0.1
 
 
 def cache_directory(given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory for indexes; it is made with mode 0700.
+    """Return the directory for indexes; created with mode 0700.
 
     Args:
         given: a directory of this host; None: $TFOS_SERVING_CACHE, else `tfos/serving` below
-            $XDG_CACHE_HOME, else the first that can be used: below ~/.cache, Spark's directories
-            for temporary files, that of this host.
+            $XDG_CACHE_HOME, else the first usable of: below ~/.cache, Spark's temporary
+            directories, this host's.
 
     Raises:
-        SettingsError: it is no local directory, or other users could change it.
+        SettingsError: it is not a local directory, or other users could change it.
     """
     refused: SettingsError | None = None
     for place in _default_places() if given is None else [_local(given)]:
@@ -83,7 +83,7 @@ def _local(given: str | os.PathLike[str]) -> Path:
 
 
 def _default_places() -> Iterator[Path]:
-    """Yield the places to try; one that the user has named is the only one."""
+    """Yield the places to try; a place that the user named is the only one."""
     configured, home = os.environ.get(CACHE_VARIABLE), user_cache()
     if configured:
         yield _local(configured)
@@ -108,10 +108,10 @@ def only_builder(
     """Hold the lock of an index; the kernel releases it if this process ends.
 
     Args:
-        directory: of the cache.
-        name: of the index.
+        directory: directory of the cache.
+        name: name of the index.
         on_wait: called once if another process has the lock.
-        timeout_s: how long to wait for it.
+        timeout_s: seconds to wait for it.
 
     Raises:
         ExportError: the other process did not finish in time.
@@ -126,8 +126,8 @@ def only_builder(
         has_waited = True
         if time.monotonic() > deadline_s:
             raise ExportError(
-                f"another process has built {directory / name} for more than {timeout_s:.0f} "
-                f"s; end it, or remove {path}"
+                f"another process has been building {directory / name} for more than "
+                f"{timeout_s:.0f} s; end it, or remove {path}"
             )
         time.sleep(_LOOK_S)
     try:
@@ -137,11 +137,11 @@ def only_builder(
 
 
 def builder_lock(directory: Path, name: str) -> Path:
-    """Return the file that the builder of an index has locked.
+    """Return the file that an index's builder locks.
 
     Args:
-        directory: of the cache.
-        name: of the index.
+        directory: directory of the cache.
+        name: name of the index.
     """
     return directory / f".{name}.lock"
 
@@ -154,8 +154,8 @@ def _try_builder_lock(path: Path, name: str) -> int | None:
             raise
         raise SettingsError(
             f"the index {name} is not in {path.parent}, and cannot be built there: "
-            f"{error.strerror}; give load() a cache_dir that this process can write, or build it "
-            f"there before, or {_BY_VARIABLE}"
+            f"{error.strerror}. Give load() a cache_dir that this process can write, build the "
+            f"index first, or {_BY_VARIABLE}"
         ) from error
 
 
@@ -163,26 +163,26 @@ def has_room(directory: Path, nbytes: int) -> bool:
     """Return whether the disk has room for an index.
 
     Args:
-        directory: of the cache.
-        nbytes: that the index will take.
+        directory: directory of the cache.
+        nbytes: bytes that the index will take.
     """
     return nbytes <= shutil.disk_usage(directory).free
 
 
 def no_room(directory: Path, nbytes: int) -> ExportError:
-    """Return the error for a disk that is full.
+    """Return the error for a full disk.
 
     Args:
-        directory: of the cache.
-        nbytes: that the index takes.
+        directory: directory of the cache.
+        nbytes: bytes that the index takes.
     """
     free = shutil.disk_usage(directory).free
     return ExportError(
-        f"the index takes {nbytes / 1e6:.1f} MB in {directory}, where {free / 1e6:.1f} MB are "
-        "free; remove old indexes there, or give load() a cache_dir on another disk"
+        f"the index takes {nbytes / 1e6:.1f} MB in {directory}, but only {free / 1e6:.1f} MB are "
+        "free. Remove old indexes there, or give load() a cache_dir on another disk"
     )
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether the disk or the user's share of it is full."""
+    """Return whether the disk or the user's quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

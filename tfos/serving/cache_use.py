@@ -1,10 +1,10 @@
-"""Use of the cache's indexes: who has one open, and the removal of what nobody needs.
+"""Use of the cache's indexes: which ones are open, and removal of unused ones.
 
 An open index holds a shared lock of its manifest, which the kernel releases with the process.
-After a new index is built, all others that nobody has open are removed but the KEPT_UNUSED that
-were opened last: a process that is started again, or an earlier export, finds its own. Where the
-disk has no room for the next one, these go before it is built. What a process left that was killed
-while it built or removed an index goes before the next one is built.
+After a new index is built, unused indexes are removed, except the KEPT_UNUSED most recently
+opened. So a process that is restarted, or an earlier export, still finds its own. If the disk has
+no room for a new index, unused ones are removed before it is built. So are the leftovers of
+processes that were killed while they built or removed an index.
 
 Covers: locks, ages, removal.      Does not: know what an index holds (tfos.serving.index_files).
 Threads: any; any number of processes.
@@ -26,10 +26,10 @@ from tfos.serving.cache_directory import builder_lock
 from tfos.serving.file_lock import is_at, try_lock, unlock
 
 KEPT_UNUSED = 2
-"""Of the indexes that nobody has open."""
+"""Number of unused indexes that are kept."""
 HOLD_TIMEOUT_S = 1.0
-"""For which the lock of a process that asks whether an index is in use, or renames it, is waited
-for: it has it for less than a millisecond, unless it is stopped."""
+"""Seconds to wait for the lock of a process that checks whether an index is in use, or renames
+it. Such a process holds it for less than a millisecond, unless it is stopped."""
 _LOOK_S = 0.01
 
 
@@ -38,13 +38,13 @@ def hold(owner: object, manifest: Path) -> weakref.finalize[..., object]:
 
     Args:
         owner: object of this process that has it open.
-        manifest: of the index.
+        manifest: manifest of the index.
 
     Returns:
-        Ends it earlier when it is called.
+        A finalizer; call it to end the mark earlier.
 
     Raises:
-        FileNotFoundError: there is none, or it is being removed.
+        FileNotFoundError: there is no manifest, or it is being removed.
     """
     descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
     release = weakref.finalize(owner, os.close, descriptor)
@@ -57,7 +57,7 @@ def hold(owner: object, manifest: Path) -> weakref.finalize[..., object]:
     if not is_at(descriptor, manifest):
         release()
         raise FileNotFoundError(f"{manifest} was removed")
-    with suppress(OSError):  # a cache that is only read keeps its ages
+    with suppress(OSError):  # a read-only cache keeps its ages
         os.utime(descriptor)
     return release
 
@@ -71,12 +71,12 @@ def _is_shared(descriptor: int) -> bool:
 
 
 def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
-    """Remove the indexes that nobody has open, but those that were opened last.
+    """Remove unused indexes, except the most recently opened.
 
     Args:
-        directory: of the cache.
-        pattern: of the indexes' names.
-        manifest_name: of each one's manifest.
+        directory: directory of the cache.
+        pattern: pattern of the indexes' names.
+        manifest_name: name of each index's manifest.
     """
     remove_leftovers(directory, pattern)
     unused = _unused(directory, pattern, manifest_name)
@@ -87,16 +87,16 @@ def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
 def make_room(
     directory: Path, pattern: str, manifest_name: str, has_room: Callable[[], bool]
 ) -> bool:
-    """Remove indexes that nobody has open, those that were opened first, until there is room.
+    """Remove unused indexes, the least recently opened first, until there is room.
 
     Args:
-        directory: of the cache.
-        pattern: of the indexes' names.
-        manifest_name: of each one's manifest.
-        has_room: whether the disk has.
+        directory: directory of the cache.
+        pattern: pattern of the indexes' names.
+        manifest_name: name of each index's manifest.
+        has_room: returns whether the disk has room.
 
     Returns:
-        Whether there was one to remove.
+        Whether there was an index to remove.
     """
     has_removed = False
     for manifest in _unused(directory, pattern, manifest_name):
@@ -108,7 +108,7 @@ def make_room(
 
 
 def _unused(directory: Path, pattern: str, manifest_name: str) -> list[Path]:
-    """Return the manifests of indexes that nobody has open, in the order of their last opening."""
+    """Return the manifests of unused indexes, the least recently opened first."""
     unused = [
         (opened_ns, manifest)
         for manifest in directory.glob(f"{pattern}/{manifest_name}")
@@ -118,22 +118,22 @@ def _unused(directory: Path, pattern: str, manifest_name: str) -> list[Path]:
 
 
 def remove_leftovers(directory: Path, pattern: str) -> None:
-    """Remove what processes left that were killed while they built or removed an index.
+    """Remove the leftovers of processes that were killed while they built or removed an index.
 
     Args:
-        directory: of the cache.
-        pattern: of the indexes' names.
+        directory: directory of the cache.
+        pattern: pattern of the indexes' names.
     """
     for gone in directory.glob(f".{pattern}.gone"):
         shutil.rmtree(gone, ignore_errors=True)
     hidden = [*directory.glob(f".{pattern}.lock"), *directory.glob(f".{pattern}.building")]
     for name in {each.name.split(".")[1] for each in hidden}:
-        with suppress(OSError):  # not this process's to remove
+        with suppress(OSError):  # this process may not remove it
             _remove_of_builder(directory, name)
 
 
 def _remove_of_builder(directory: Path, name: str) -> None:
-    """Remove what is left of an index that nobody builds, and its lock."""
+    """Remove the leftovers of an index that no process builds, and its lock."""
     lock = builder_lock(directory, name)
     descriptor = try_lock(lock, creates=True)
     if descriptor is None:
@@ -147,12 +147,12 @@ def _remove_of_builder(directory: Path, name: str) -> None:
 
 
 def remove_if_unused(manifest: Path) -> None:
-    """Remove an index if nobody has it open.
+    """Remove an index if it is unused.
 
     Args:
-        manifest: of the index.
+        manifest: manifest of the index.
     """
-    with suppress(OSError):  # not this process's to remove
+    with suppress(OSError):  # this process may not remove it
         descriptor = try_lock(manifest)
         if descriptor is None:
             return
@@ -164,13 +164,13 @@ def remove_if_unused(manifest: Path) -> None:
 
 
 def move_aside(index: Path) -> Path:
-    """Rename an index, to be deleted: who opens it meanwhile finds all of it, or nothing.
+    """Rename an index before its removal: a process that opens it finds all of it, or nothing.
 
     Args:
         index: its directory.
 
     Returns:
-        Its new name, which `remove_leftovers` removes if this process is killed.
+        Its new name, `remove_leftovers` removes it if this process is killed.
     """
     return index.rename(index.with_name(f".{index.name}.{uuid.uuid4().hex[:12]}.gone"))
 

@@ -1,11 +1,11 @@
 """Check record of an index: which files were compared with their digests, once per boot of a host.
 
-    CACHE/index-KEY/checked.json   `CheckRecord`, written behind the comparison
+    CACHE/index-KEY/checked.json   `CheckRecord`, written after the comparison
 
-All processes of a host that open an index trust the record of the first one that read it, as long
-as the kernel says that nobody has written to the files since. Decision 064 says what that misses.
+All processes of a host that open an index trust the record of the first one that read it, unless
+the kernel reports a later write to the files. Decision 064 states what that misses.
 
-Covers: writing the record, and whether there is one that holds.
+Covers: writing the record, and whether a record is valid.
 Does not: read an index or compare digests (tfos.serving.index_files).
 Threads: any; any number of processes.
 """
@@ -27,12 +27,12 @@ from rpc.errors import UNREADABLE
 
 RECORD = "checked.json"
 TICK_NS = 20_000_000
-"""Twice the longest tick of Linux' clock of files: a file that is younger may still be written to
-without getting another time."""
+"""Twice the longest tick of Linux' file clock: a younger file may still be written to without
+a new timestamp."""
 
 
 class _File(msgspec.Struct, frozen=True, array_like=True):
-    """What a file system says of a file; any write to it changes `ctime_ns`."""
+    """The file system's metadata of a file; any write to it changes `ctime_ns`."""
 
     name: str
     inode: int
@@ -50,19 +50,19 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `checked.json`: these files had the digests of this manifest."""
 
     boot: str
-    """The kernel's boot id: what was in memory when a host lost its power may miss on its disk."""
+    """The kernel's boot id: after a power loss, the disk may lack what was in memory."""
     manifest: str
     """Digest of the index's manifest."""
     files: tuple[_File, ...]
 
     @classmethod
     def of(cls, manifest: str, paths: Sequence[Path], now_ns: int) -> Self | None:
-        """Return the record of files as they are; None: they are too young to tell.
+        """Return the record of files in their current state; None: they are too young to tell.
 
         Args:
             manifest: digest of the index's manifest.
-            paths: of the files, which exist.
-            now_ns: a moment before this one, by the clock of files.
+            paths: paths of the files, which exist.
+            now_ns: an earlier time, by the file clock.
         """
         files = tuple(map(_File.at, paths))
         if any(file.ctime_ns > now_ns - TICK_NS for file in files):
@@ -70,10 +70,10 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
         return cls(boot=boot_id(), manifest=manifest, files=files)
 
     def is_at(self, directory: Path) -> bool:
-        """Return whether an index has this very record.
+        """Return whether an index has exactly this record.
 
         Args:
-            directory: of the index.
+            directory: directory of the index.
         """
         try:
             return codec.json((directory / RECORD).read_bytes(), CheckRecord) == self
@@ -81,10 +81,10 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
     def write(self, directory: Path) -> None:
-        """Put the record beside an index; one that cannot be written is not needed.
+        """Put the record beside an index; a failed write is ignored.
 
         Args:
-            directory: of the index.
+            directory: directory of the index.
         """
         with suppress(OSError):
             descriptor, staged = tempfile.mkstemp(prefix=f".{RECORD}.", dir=directory)

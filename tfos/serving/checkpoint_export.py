@@ -1,6 +1,6 @@
 """Export of tables from a checkpoint directory, without servers: `export_tables`.
 
-Covers: whole exports and deltas, rows as of any complete step, what a delta is relative to.
+Covers: whole exports and deltas, rows of any complete step, the base of a delta.
 Does not: write files (tfos.serving.export_writer), read the dense parameters.
 Memory: bounded; beyond 128 MiB rows wait in files of `staging_dir`.
 Threads: the caller's.
@@ -33,7 +33,7 @@ from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
 
 
-def export_tables(  # the public surface: keywords with defaults
+def export_tables(  # public API: keywords with defaults
     checkpoint_dir: str | os.PathLike[str],
     path: str | os.PathLike[str],
     step: int | None = None,
@@ -48,18 +48,18 @@ def export_tables(  # the public surface: keywords with defaults
         checkpoint_dir: a directory or URL with checkpoints; servers may go on saving there.
         path: a directory or URL; an earlier export there is replaced.
         step: which checkpoint; None: the newest complete one.
-        since: write a delta: what has changed since this step, or since the step of the export at
-            this path. None: write all rows.
-        staging_dir: directory of this host for rows that do not fit into memory; None: that of
-            temporary files.
-        progress: say on standard error how far it is.
+        since: write a delta: the changes since this step, or since the step of the export at this
+            path. None: write all rows.
+        staging_dir: directory of this host for rows that do not fit into memory; None: the
+            directory for temporary files.
+        progress: show the progress on standard error.
 
     Returns:
         The manifest: rows and files per table.
 
     Raises:
         CheckpointError: there is no such step, or it is damaged.
-        ExportError: the step that `since` names is gone, or has other tables; a disk is full.
+        ExportError: the step of `since` is gone, or has other tables; a disk is full.
         SettingsError: a path is refused, or something else is there.
         OSError: a file system failed.
     """
@@ -92,7 +92,7 @@ def export_tables(  # the public surface: keywords with defaults
 
 
 class _Base(NamedTuple):
-    """What a delta is relative to: a checkpoint, or the rows of an export."""
+    """The base of a delta: a checkpoint, or the rows of an export."""
 
     state: str
     checkpoint: Checkpoint | None = None
@@ -115,9 +115,9 @@ def _base_of(storage: Storage, since: int | str | os.PathLike[str]) -> _Base:
                 return found
     if manifest.base is not None:
         raise ExportError(
-            f"{files.path} is a delta, and the step {manifest.step} that it was made from "
-            f"(save {manifest.save_id or 'unknown'}) is not in {storage.where()}; give the whole "
-            "export that it adds to, or write a whole one"
+            f"{files.path} is a delta, and its base step {manifest.step} "
+            f"(save {manifest.save_id or 'unknown'}) is not in {storage.where()}. Give the whole "
+            "export that it belongs to, or write a whole export"
         )
     return _Base(manifest.state, files=files)
 
@@ -127,7 +127,7 @@ def _checkpoint_base(storage: Storage, step: int) -> _Base:
         checkpoint = read_manifest(storage, read_step(storage, step).step)
     except CheckpointError as error:
         raise ExportError(
-            f"no delta since step {step}: it is gone from {storage.where()} ({error}); keep more "
+            f"no delta since step {step}: it is gone from {storage.where()} ({error}). Keep more "
             "steps (Checkpoints.keep), give an export that exists, or write a whole export"
         ) from error
     return _Base(_state_of(checkpoint), checkpoint)
@@ -149,8 +149,8 @@ def _check_base(newest: Checkpoint, base: _Base) -> None:
     expected = kinds_of(map(exported_table, newest.manifest.tables))
     if found != expected:
         raise ExportError(
-            f"no delta: the base has the tables {found}, step {newest.step} has {expected}; write "
-            "a whole export"
+            f"no delta: the base has the tables {found}, but step {newest.step} has {expected}; "
+            "write a whole export"
         )
 
 
@@ -165,12 +165,12 @@ class _Reading:
     def opened(
         self, newest: Checkpoint, base: _Base | None, stack: ExitStack
     ) -> Callable[[str], Iterator[SortedBatch]]:
-        """Read a step; returns what gives a table's rows, or what has changed since the base.
+        """Read a step; return a function that gives a table's rows, or its changes since the base.
 
         Args:
             newest: the step.
-            base: None: a whole export.
-            stack: holds the files that rows wait in.
+            base: base of a delta; None: a whole export.
+            stack: closes the files that rows wait in.
         """
         if base is not None and base.checkpoint is not None:
             if adds_changes_only(self._storage, newest, base.checkpoint):
@@ -194,7 +194,7 @@ class _Reading:
     def _sorted_tables(
         self, checkpoint: Checkpoint, *, above: int | None = None
     ) -> Iterator[Mapping[str, RowSorter]]:
-        """Give the rows of a step by table; above a step, what has changed since."""
+        """Give the rows of a step by table; with a base, the changes since it."""
         specs = checkpoint.manifest.tables
         lines = ProgressLines(self._console)
         num_rows = 0

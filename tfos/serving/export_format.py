@@ -2,7 +2,7 @@
 
     PATH/model.keras                      the dense model, if there is one
     PATH/tables/NAME/part-00000.parquet   id int64, row fixed_size_list<float>[dim]
-    PATH/tables/NAME/gone-00000.parquet   id int64: of a delta, ids that have no row any more
+    PATH/tables/NAME/gone-00000.parquet   id int64: in a delta, ids that no longer have a row
     PATH/export.json                      `ExportManifest`, written last, names all files
 
 In a store that has no rename of directories, names have a token: part-0a1b2c3d4e5f-00000.parquet.
@@ -10,7 +10,7 @@ In a store that has no rename of directories, names have a token: part-0a1b2c3d4
 The files of a table together are sorted by the hash of their ids (ps.sorted_rows.order), each id
 once. An id of a table of uint64 ids is stored as the int64 with the same bits.
 
-A *delta* holds what turns the state of its base into its own: other and new rows, removed ids.
+A *delta* turns the state of its base into its own: changed and new rows, removed ids.
 
 Covers: names, records, encoding.      Does not: read or write files.      Threads: none.
 """
@@ -35,7 +35,7 @@ EXPORT_MANIFEST = "export.json"
 EXPORT_FORMAT = 1
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILE_BYTES = 1 << 30
-"""Of one Parquet file: it is in memory while it is read."""
+"""Largest size of a Parquet file: it is in memory while it is read."""
 HASH_OF_STRINGS = f"tf.strings.to_hash_bucket_fast(x, {MAX_INT64})"
 """How strings and bytes become ids."""
 
@@ -66,16 +66,16 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
     id_kind: Literal["int64", "uint64"]
     max_id: Annotated[int, msgspec.Meta(ge=0)] | None
     id_source: Literal["any", "integers", "strings"] = "any"
-    """What ids were in the training; see TableSpec."""
+    """What the ids were in training; see TableSpec."""
     unseen: tuple[float, ...]
-    """[dim]: the row of an id that has none."""
+    """[dim]: the row of an id without one."""
     strings: str = HASH_OF_STRINGS
     num_rows: _Count = 0
     num_removed: _Count = 0
     files: tuple[ExportedFile, ...] = ()
-    """In the order of the rows."""
+    """Files in the order of the rows."""
     removed: tuple[ExportedFile, ...] = ()
-    """Of a delta, in the order of the ids."""
+    """Files of a delta, in the order of the ids."""
 
     @property
     def largest_id(self) -> int:
@@ -84,7 +84,7 @@ class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What must be the same where rows of one table replace those of another, in words."""
+        """What must match if rows of one table replace those of another, in words."""
         hashed = "" if self.strings == HASH_OF_STRINGS else f", strings by {self.strings}"
         return f"{self.name!r} ({self.dtype}[{self.dim}], {self.id_kind} ids{hashed})"
 
@@ -101,15 +101,15 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of this file with an empty digest."""
     format: int = EXPORT_FORMAT
     state: StateId
-    """Names the rows as they are with this export. Exports of one checkpoint have the same."""
+    """Identifies the rows with this export. Exports of one checkpoint have the same state."""
     base: StateId | None = None
-    """Of a delta: the state that it adds to."""
+    """For a delta, the state that it adds to."""
     source: str
-    """Where the rows are from, for people."""
+    """Origin of the rows, for people."""
     save_id: str = ""
-    """Of the checkpoint that the rows are from; empty: from running servers."""
+    """Save id of the checkpoint that the rows are from; empty: from running servers."""
     step: int | None = None
-    """Of that checkpoint."""
+    """Step of that checkpoint."""
     tables: tuple[ExportedTable, ...]
     model: ExportedFile | None = None
 
@@ -130,7 +130,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def kinds_of(tables: Iterable[ExportedTable]) -> str:
-    """Return the kinds of tables: equal where rows of the ones replace those of the others."""
+    """Return the kinds of tables: equal if rows of one group can replace those of the other."""
     return ", ".join(sorted(table.kind for table in tables)) or "none"
 
 
@@ -154,7 +154,7 @@ def exported_table(spec: TableSpec) -> ExportedTable:
 
 
 def _directory_for(name: str) -> str:
-    """Return a directory's name that every file system takes: the table's own if that is one."""
+    """Return a directory name that every file system accepts: the table's name if possible."""
     if _SAFE_NAME.fullmatch(name):
         return name
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60]
@@ -165,7 +165,7 @@ def encode_with_digest(record: msgspec.Struct) -> bytes:
     """Return a record as JSON that holds its own digest.
 
     Args:
-        record: has a field `digest`, the first one, which is empty.
+        record: the record; its first field `digest` is empty.
     """
     body = msgspec.json.format(msgspec.json.encode(record), indent=1)
     found = hashlib.sha256(body).hexdigest().encode()
@@ -173,27 +173,27 @@ def encode_with_digest(record: msgspec.Struct) -> bytes:
 
 
 def decode_with_digest(data: bytes, path: str, kind: type[Record]) -> Record:
-    """Check and decode what `encode_with_digest` has made.
+    """Check and decode the result of `encode_with_digest`.
 
     Args:
         data: the file's content.
-        path: of the file, for messages.
-        kind: of the record.
+        path: path of the file, for messages.
+        kind: type of the record.
 
     Raises:
-        ExportError: it is damaged, or something else.
+        ExportError: it is damaged, or of another type.
     """
     match = _DIGEST_FIELD.search(data)
     if match is None:
-        raise ExportError(f"{path} is no {kind.__name__}: it holds no digest")
+        raise ExportError(f"{path} is not a {kind.__name__}: it has no digest")
     expected = match[1].decode()
     found = hashlib.sha256(data.replace(match[1], b"", 1)).hexdigest()
     if found != expected:
-        raise ExportError(f"{path} is damaged: its digest is {found}, it says {expected}")
+        raise ExportError(f"{path} is damaged: its digest is {found}, but it says {expected}")
     try:
         return codec.json(data, kind)
     except UNREADABLE as error:
-        raise ExportError(f"{path} is no {kind.__name__}: {error}") from error
+        raise ExportError(f"{path} is not a {kind.__name__}: {error}") from error
 
 
 def decode_export(data: bytes, path: str) -> ExportManifest:
@@ -201,15 +201,15 @@ def decode_export(data: bytes, path: str) -> ExportManifest:
 
     Args:
         data: the file's content.
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Raises:
-        ExportError: it is damaged, of another format, or holds what no export holds.
+        ExportError: it is damaged, of another format, or has invalid content.
     """
     manifest = decode_with_digest(data, path, ExportManifest)
     if manifest.format != EXPORT_FORMAT:
         raise ExportError(
-            f"{path} has format {manifest.format}, this version reads {EXPORT_FORMAT}; read it "
+            f"{path} has format {manifest.format}, but this version reads {EXPORT_FORMAT}. Read it "
             "with the tfos that wrote it, or export again"
         )
     names = [table.name for table in manifest.tables]
@@ -226,17 +226,18 @@ def _check_table(table: ExportedTable, path: str, *, is_delta: bool) -> None:
     if len(table.unseen) != table.dim or not np.isfinite(table.unseen).all():
         raise ExportError(
             f"{what} has an unseen vector of {len(table.unseen)} numbers, expected {table.dim} "
-            "finite ones"
+            "finite numbers"
         )
     for files, count in ((table.files, table.num_rows), (table.removed, table.num_removed)):
         total = sum(file.num_rows for file in files)
         if total != count:
-            raise ExportError(f"{what} says {count} rows, its files have {total}")
+            raise ExportError(f"{what} says {count} rows, but its files have {total}")
         largest = max((file.nbytes for file in files), default=0)
         if largest > MAX_FILE_BYTES:
             raise ExportError(
-                f"{what} has a file of {largest} bytes, at most {MAX_FILE_BYTES}: a file is in "
-                "memory while it is read; export again with this version, which writes smaller ones"
+                f"{what} has a file of {largest} bytes, more than {MAX_FILE_BYTES}: a file is in "
+                "memory while it is read. Export again with this version, which writes smaller "
+                "files"
             )
     if table.removed and not is_delta:
         raise ExportError(f"{what} removes ids, but the export names no base")

@@ -1,6 +1,6 @@
-"""Reader of exports: the manifest, and rows in their order, every file checked by its digest.
+"""Reader of exports: the manifest, and rows in their order, with every file's digest checked.
 
-Covers: local directories and URLs, damage and foreign files refused by name.
+Covers: local directories and URLs, refusal of damaged and foreign files by name.
 Does not: build an index (tfos.serving.index_files).      Memory: one file.
 Threads: the caller's.
 """
@@ -61,7 +61,7 @@ class ExportFiles:
         """Yield a table's rows, and a delta's removed ids, in their order.
 
         Args:
-            table: of the manifest.
+            table: record from the manifest.
 
         Raises:
             ExportError: a file is missing, damaged, or not what the manifest says.
@@ -73,7 +73,7 @@ class ExportFiles:
         return merged(gone, rows, keeps_removed=True)
 
     def fetch_model(self, target: Path) -> None:
-        """Copy the dense model to a file of this host.
+        """Copy the dense model to a file on this host.
 
         Args:
             target: a path that does not exist yet.
@@ -84,7 +84,7 @@ class ExportFiles:
         model = self.manifest.model
         if model is None:
             raise ExportError(
-                f"{self.path} has no model.keras: it holds tables alone; use `lookup`, or export "
+                f"{self.path} has no model.keras, only tables. Use `lookup`, or export "
                 "the model with ctx.export(model, path, tables='beside')"
             )
         target.write_bytes(self._checked(model.name, model))
@@ -95,15 +95,16 @@ class ExportFiles:
             with self._fs.open(str(self._location.child(EXPORT_MANIFEST))) as file:
                 if file.size_bytes > MAX_MANIFEST_BYTES:
                     raise ExportError(
-                        f"{name} has {file.size_bytes} bytes, at most {MAX_MANIFEST_BYTES}"
+                        f"{name} has {file.size_bytes} bytes, more than the limit of "
+                        f"{MAX_MANIFEST_BYTES}"
                     )
                 return file.read_range(0, file.size_bytes)
         except (FileNotFoundError, NotADirectoryError):
             raise ExportError(
-                f"{self.path} holds no complete export: there is no {EXPORT_MANIFEST}, which is "
-                "written last; name the directory that ctx.export or export_tables returned. While "
-                "one is replaced there is none for a moment: call again. A process that was killed "
-                "in that moment has left both exports beside it, as "
+                f"{self.path} has no complete export: {EXPORT_MANIFEST}, which is written last, is "
+                "missing. Name the directory that ctx.export or export_tables returned. While an "
+                "export is replaced, it is missing for a moment: call again. A process that was "
+                "killed in that moment has left both exports beside it, as "
                 f".{self._location.name}.<12 digits>.tmp: rename one"
             ) from None
 
@@ -127,7 +128,7 @@ class ExportFiles:
                 yield batch
             if count != file.num_rows:
                 raise ExportError(
-                    f"{self.path}/{name} has {count} rows, the manifest says {file.num_rows}"
+                    f"{self.path}/{name} has {count} rows, but the manifest says {file.num_rows}"
                 )
 
     def _checked(self, name: str, file: ExportedFile) -> bytes:
@@ -139,20 +140,20 @@ class ExportFiles:
                 data = opened.read_range(0, size) if size == file.nbytes else b""
         except FileNotFoundError:
             self._refuse_changed()
-            raise ExportError(f"{path} is missing; the manifest names it") from None
+            raise ExportError(f"{path} is missing, but the manifest names it") from None
         if size != file.nbytes:
             self._refuse_changed()
-            raise ExportError(f"{path} has {size} bytes, the manifest says {file.nbytes}")
+            raise ExportError(f"{path} has {size} bytes, but the manifest says {file.nbytes}")
         found = hashlib.sha256(data).hexdigest()
         if found != file.sha256:
             self._refuse_changed()
             raise ExportError(
-                f"{path} is damaged: its SHA-256 is {found}, the manifest says {file.sha256}"
+                f"{path} is damaged: its SHA-256 is {found}, but the manifest says {file.sha256}"
             )
         return data
 
     def _refuse_changed(self) -> None:
-        """Raise if the export is another one, or gone, since its manifest was read."""
+        """Raise if the export has been replaced or removed since its manifest was read."""
         try:
             if ExportFiles(self.path).manifest.digest == self.manifest.digest:
                 return
@@ -160,13 +161,13 @@ class ExportFiles:
         except ExportError as error:
             found = str(error)
         raise ExportError(
-            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}; call again "
-            "with an export that stays (a served model: refresh() with it)"
+            f"{self.path} has changed since its {EXPORT_MANIFEST} was read: {found}. Call again "
+            "with an export that does not change (for a served model: refresh() with it)"
         ) from None
 
 
 def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBatch]:
-    """Yield the rows of one Parquet file, whose digest is right."""
+    """Yield the rows of one Parquet file, whose digest was correct."""
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data))
         names = parquet.schema_arrow.names
@@ -202,13 +203,13 @@ def read_rows(path: str, table: str) -> ExportRows:
     """Return the rows of a table of an export, in batches; each loop over them reads the files.
 
     Args:
-        path: a directory or URL with an export that is no delta.
-        table: its name.
+        path: a directory or URL with an export that is not a delta.
+        table: name of the table.
 
     Returns:
-        Batches of (ids, rows): int64[n] (uint64 for a table of those) and [n, dim] of the table's
-        dtype. They may be read again, as `ctx.load_rows` does where a server is started again.
-        A loop raises ExportError: there is no such export or table, it is a delta, or it is
+        Batches of (ids, rows): int64[n] (uint64[n] for a table of uint64 ids) and [n, dim] of the
+        table's dtype. They can be read again, as `ctx.load_rows` does if a server restarts.
+        A loop raises ExportError if there is no such export or table, or it is a delta or
         damaged.
     """
     return ExportRows(path, table)
@@ -216,7 +217,7 @@ def read_rows(path: str, table: str) -> ExportRows:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """What `read_rows` returns."""
+    """The result of `read_rows`."""
 
     path: str
     table: str
@@ -225,7 +226,7 @@ class ExportRows:
         files = ExportFiles(self.path)
         if files.manifest.base is not None:
             raise ExportError(
-                f"{self.path} is a delta of the state {files.manifest.base}; read a full export"
+                f"{self.path} is a delta of the state {files.manifest.base}; read a whole export"
             )
         found = files.manifest.table(self.table)
         kind = np.uint64 if found.id_kind == "uint64" else np.int64

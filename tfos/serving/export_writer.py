@@ -1,13 +1,13 @@
 """Writer of exports: Parquet files of sorted rows beside the model, then the manifest.
 
-The export is written under a hidden name beside its own and renamed when it is complete. Where a
-store has no rename of directories, the files come to their place under names of their own, then the
-manifest that names them, and then the files go that the manifest before it has named. A reader sees
-the old export or the new one; between the two renames of a replaced directory it sees none.
+The export is written under a hidden name beside its own and renamed when it is complete. In a
+store without directory renames, the files are written in place under new names, then the manifest
+that names them; then the previous manifest's files are removed. A reader sees the old export or
+the new one; between the two renames of a replaced directory it sees none.
 
-Covers: files and their digests, commit, refusing what an export must not replace.
+Covers: files and their digests, commit, refusal to replace other content.
 Does not: know where rows come from, sort them (ps.sorted_rows).
-Memory: one row group; disk of this host: one file, where the target is remote.
+Memory: one row group; disk of this host: one file, if the target is remote.
 Threads: the caller's.
 """
 
@@ -48,17 +48,17 @@ from tfos.serving.export_reader import ExportFiles
 
 _OWN_NAME = re.compile(rf"{re.escape(EXPORT_MANIFEST)}|tables|model(-[0-9a-f]{{12}})?\.keras")
 FILE_BYTES = 128 << 20
-"""A file ends with the row group, of a batch's bytes at most, that makes it so large."""
+"""A file ends with the row group that takes it to this size; a row group is at most one batch."""
 
 
 class ExportWriter:
     """Writes one export. A context manager: without `commit` nothing is left.
 
-    A disk that is full inside of it, also that of rows that wait to be sorted, is an ExportError.
+    A full disk within the block, even for rows that wait to be sorted, is an ExportError.
 
     Args:
-        path: a directory or URL; an export that is there is replaced by `commit`.
-        base: of a delta: the state that it adds to. A delta replaces no whole export.
+        path: a directory or URL; `commit` replaces an export that is there.
+        base: for a delta, the state that it adds to. A delta does not replace a whole export.
     """
 
     def __init__(self, path: str, base: str | None = None) -> None:
@@ -73,14 +73,14 @@ class ExportWriter:
         if base is not None:
             _refuse_whole_export(self._target)
         self._token = "" if self._fs.renames_whole else secrets.token_hex(6)
-        """In the names of files that lie beside those of an earlier export."""
+        """Part of the names of files that are beside those of an earlier export."""
         self._place = self._target
         if self._fs.renames_whole:
             self._place = self._target.sibling(staging_name(self._target.name))
         self._tables: list[ExportedTable] = []
         self._model: ExportedFile | None = None
         self._is_read = False
-        """Readers may find the manifest, so its files stay."""
+        """Whether readers may find the manifest, so that its files must stay."""
 
     def __enter__(self) -> ExportWriter:
         self._fs.mkdirs(str(self._place))
@@ -134,7 +134,7 @@ class ExportWriter:
         """Put the dense model beside the tables.
 
         Args:
-            file: a `.keras` file of this host.
+            file: a `.keras` file on this host.
         """
         digest = hashlib.sha256()
         nbytes = 0
@@ -158,17 +158,17 @@ class ExportWriter:
         """Write the manifest and give the export its name.
 
         Args:
-            state: see ExportManifest, as the others.
-            source: in words.
-            base: of a delta.
-            save_id: of a checkpoint.
-            step: of a checkpoint.
+            state: see ExportManifest, as for the others.
+            source: origin of the rows, in words.
+            base: base of a delta.
+            save_id: save id of a checkpoint.
+            step: step of a checkpoint.
 
         Raises:
-            OSError: the file system failed; what was there before is unchanged, or, in a store
-                without renames, the export has taken its place: its last answer may be lost.
+            OSError: the file system failed. What was there before is unchanged; or, in a store
+                without renames, the export may be complete, if only the last reply was lost.
         """
-        refuse_other_content(self._fs, self._target)  # of others, meanwhile
+        refuse_other_content(self._fs, self._target)  # others may have written meanwhile
         manifest = ExportManifest(
             state=state,
             base=base,
@@ -179,7 +179,7 @@ class ExportWriter:
             model=self._model,
         )
         before = None if self._fs.renames_whole else _manifest_at(self._target)
-        self._is_read = not self._fs.renames_whole  # also where this write fails: it may have been
+        self._is_read = not self._fs.renames_whole  # even if this write fails: it may have arrived
         self._fs.write(str(self._place.child(EXPORT_MANIFEST)), encode_with_digest(manifest))
         if self._fs.renames_whole:
             replace_directory(self._fs, self._place, self._target)
@@ -194,7 +194,7 @@ class ExportWriter:
         return f"{stem}-{self._token}" if self._token else stem
 
     def _remove_files(self, goes: Callable[[str], bool]) -> None:
-        """Remove files of the place by their names below it; others may write there as well."""
+        """Remove files of the place by their names below it; others may also write there."""
         directories = [self._place]
         with suppress(FileNotFoundError):
             tables = self._place.child("tables")
@@ -211,7 +211,7 @@ def _names_in(fs: FileSystem, directory: Location) -> list[str]:
 
 
 def _manifest_at(target: Location) -> ExportManifest | None:
-    """Return the manifest of the export that is there; None: there is none that can be read."""
+    """Return the manifest of the export that is there; None: no readable one is there."""
     try:
         return ExportFiles(str(target)).manifest
     except ExportError:
@@ -228,14 +228,14 @@ def _file_names(manifest: ExportManifest) -> Iterator[str]:
 
 
 def refuse_other_content(fs: FileSystem, target: Location) -> None:
-    """Refuse a target that holds something else than an export: to replace it would remove that.
+    """Refuse a target with content other than an export, which the export would remove.
 
-    Where directories have no rename, nothing of others is removed, and what a process left that was
-    killed while it exported is no obstacle.
+    In a store without directory renames, others' files are never removed, and leftovers of a
+    process that was killed during an export are no obstacle.
 
     Args:
-        fs: its file system.
-        target: where an export shall be.
+        fs: file system of the target.
+        target: place of the export.
 
     Raises:
         SettingsError: it is a file, or a directory with other content.
@@ -246,38 +246,38 @@ def refuse_other_content(fs: FileSystem, target: Location) -> None:
         return
     except NotADirectoryError:
         raise SettingsError(
-            f"{target} is a file, and an export is a directory; name another path"
+            f"{target} is a file, but an export is a directory; name another path"
         ) from None
     other = sorted(name for name in found if not _OWN_NAME.fullmatch(name))
     if fs.renames_whole and EXPORT_MANIFEST not in found:
         other = other or sorted(found)
     if other:
         raise SettingsError(
-            f"{target} is a directory with {other[0]!a} in it and no export of tables alone, and "
-            "an export would replace all its content; name a path below it"
+            f"{target} is a directory with {other[0]!a} in it and no export of only tables. An "
+            "export would replace all its content; name a path below it"
         )
 
 
 def _refuse_whole_export(target: Location) -> None:
-    """Refuse a delta in the place of a whole export: a chain of deltas may go back to it."""
+    """Refuse a delta that would replace a whole export, which other deltas may need."""
     found = _manifest_at(target)
     if found is not None and found.base is None:
         raise SettingsError(
-            f"{target} is a whole export, which a delta does not replace: no delta is of use "
-            "without the whole export that it goes back to; name another path for the delta"
+            f"{target} is a whole export, and a delta would replace it. No delta is usable "
+            "without its whole export; name another path for the delta"
         )
 
 
 def _no_room(target: Location, error: OSError) -> ExportError:
-    """Return the error for a full disk: which the error names, or the one that is written to."""
-    own = str(Path(target.path).parent)  # the target itself is there only where it is replaced
+    """Return the error for a full disk: the one that the error names, or the target's."""
+    own = str(Path(target.path).parent)  # the target itself exists only if it is replaced
     place = error.filename or (own if target.scheme == LOCAL else tempfile.gettempdir())
     free = ""
     with suppress(OSError):  # it is on another host
         free = f", where {shutil.disk_usage(place).free / 1e6:.1f} MB are free without its files"
     return ExportError(
-        f"not exported to {target}: its files have no room in {place}{free} ({error.strerror}); "
-        "make room there, or name another path or staging_dir"
+        f"not exported to {target}: its files have no room in {place}{free} ({error.strerror}). "
+        "Make room there, or name another path or staging_dir"
     )
 
 
@@ -288,7 +288,7 @@ def row_schema(table: ExportedTable) -> pa.Schema:
     """Return the columns of a table's files.
 
     Args:
-        table: its record.
+        table: record of the table.
     """
     element = pa.field("element", pa.from_numpy_dtype(np.dtype(table.dtype)), nullable=False)
     row = pa.field("row", pa.list_(element, table.dim), nullable=False)
@@ -329,14 +329,14 @@ class _HashedFile:
         return piece.nbytes
 
     def abandon(self) -> None:
-        """Write nothing more: the file will not appear."""
+        """Write no more: the file will not appear."""
         self._is_abandoned = True
 
     def flush(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no data is buffered here."""
 
     def close(self) -> None:
-        """The file is closed by who opened it."""
+        """Do nothing: the opener closes the file."""
 
     def tell(self) -> int:
         return self.nbytes
@@ -376,7 +376,7 @@ class _FileSequence:
             raise
 
     def add(self, columns: list[pa.Array]) -> None:
-        """Take rows, as the schema's columns."""
+        """Add rows, as the schema's columns."""
         table = pa.Table.from_arrays(columns, schema=self._schema)
         self._waiting.append(table)
         self._num_waiting += table.num_rows
@@ -401,7 +401,7 @@ class _FileSequence:
         name = f"{self._stem}-{len(self.files):05d}.parquet"
         stack = ExitStack()
         file = _HashedFile(stack.enter_context(self._fs.create(str(self._directory.child(name)))))
-        # Weights do not become smaller by compression or dictionaries, only slower.
+        # Compression and dictionaries do not make weights smaller, only slower.
         writer = pq.ParquetWriter(
             file, self._schema, compression="none", use_dictionary=False, write_statistics=["id"]
         )
@@ -425,5 +425,5 @@ class _FileSequence:
         stack, file, writer = self._open
         self._open = None
         file.abandon()
-        writer.close()  # else it closes itself when it is collected, and writes to a closed file
+        writer.close()  # otherwise its finalizer would write to a closed file
         stack.__exit__(*error)

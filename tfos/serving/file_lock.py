@@ -1,8 +1,8 @@
-"""Lock of a file that may be removed: who has it alone, as long as its process lives.
+"""Lock of a removable file: one process holds it, for as long as the process lives.
 
-A file is removed by who has it locked. So a lock counts only if the path still names the file that
-was locked: another process may have removed it between open and lock, and a third one made a new
-one.
+The holder of its lock may remove a file. So a lock counts only if the path still names the
+locked file: another process may have removed it between open and lock, and a third one made a
+new file.
 
 Covers: taking without waiting, releasing.      Does not: wait.
 Threads: any; any number of processes.
@@ -20,8 +20,8 @@ def try_lock(path: Path, *, creates: bool = False) -> int | None:
     """Lock a file without waiting.
 
     Args:
-        path: of the file.
-        creates: make it if there is none.
+        path: path of the file.
+        creates: create it if there is none.
 
     Returns:
         A descriptor for `unlock`; None: another process has it open and locked, or removed it.
@@ -48,14 +48,14 @@ def try_lock(path: Path, *, creates: bool = False) -> int | None:
 
 
 def unlock(descriptor: int) -> None:
-    """Release a lock of `try_lock`."""
-    # A child that was forked meanwhile has it open too: to close it here would not release it.
+    """Release a lock that `try_lock` took."""
+    # A forked child may also have it open; closing it here would not release the lock.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return whether a path names the file of a descriptor."""
+    """Return whether a path names the descriptor's file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

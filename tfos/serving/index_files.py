@@ -5,11 +5,12 @@
     CACHE/index-KEY/0.removed   bool[n]: ids without a row, whose rows are the unseen vector
     CACHE/index-KEY/0.starts    uint32[2^k + 1]: the directory
     CACHE/index-KEY/index.json  `IndexManifest`, written last
-    CACHE/index-KEY/checked.json  who has compared the digests (tfos.serving.check_record)
+    CACHE/index-KEY/checked.json  which files were compared with their digests
+    (tfos.serving.check_record)
 
-The numbers are those of the host's byte order: an index belongs to its host. It is built under a
-hidden name and renamed. KEY is a digest of what it was built from, so an index is found by it and
-is never changed. All processes that map it share its pages.
+The numbers are in the host's byte order: an index belongs to its host. It is built under a
+hidden name and renamed. KEY is a digest of its sources; readers find the index by KEY, and it
+never changes. All processes that map it share its pages.
 
 Covers: building, opening, digests.
 Does not: look up (tfos.serving.row_index), know exports (tfos.serving.export_reader), choose which
@@ -68,10 +69,10 @@ class IndexedTable(msgspec.Struct, frozen=True):
     table: ExportedTable
     """Without files."""
     num_rows: int
-    """Entries, removed ids included."""
+    """Number of entries, removed ids included."""
     num_removed: int
     bits: int
-    """Of a hash that name a bucket."""
+    """Bits of a hash that select a bucket."""
     digests: tuple[Sha256, ...]
     """SHA-256 of ids, rows, removed and starts."""
 
@@ -85,7 +86,7 @@ class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
     byte_order: str = sys.byteorder
     key: str
     state: StateId
-    """The export's, as it is with this index."""
+    """State of the export's rows with this index."""
     tables: tuple[IndexedTable, ...]
 
 
@@ -93,12 +94,12 @@ class MappedTable:
     """One table of an index, mapped and read-only.
 
     Args:
-        directory: of the index.
-        number: of the table in it.
+        directory: directory of the index.
+        number: number of the table in it.
         record: its entry in the manifest.
 
     Raises:
-        ExportError: a file has another size than the manifest says.
+        ExportError: a file's size differs from the manifest's.
     """
 
     def __init__(self, directory: Path, number: int, record: IndexedTable) -> None:
@@ -115,7 +116,7 @@ class MappedTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are mapped."""
+        """Number of mapped bytes."""
         return sum(each.nbytes for each in (self.ids, self.rows, self.removed, self.starts))
 
     def batches(self) -> Iterator[SortedBatch]:
@@ -130,23 +131,23 @@ class MappedIndex:
     """An index that exists.
 
     Args:
-        directory: of the index.
-        key: what it was built from.
+        directory: directory of the index.
+        key: digest of its sources.
 
     Raises:
-        ExportError: its manifest or the size of a file is damaged, or it is another one.
+        ExportError: its manifest or the size of a file is damaged, or it is another index.
     """
 
     def __init__(self, directory: Path, key: str) -> None:
         self.directory = directory
         path = directory / INDEX_MANIFEST
         self.release = cache_use.hold(self, path)
-        """Ends the mark that it is in use, before this object is gone."""
+        """Ends the mark that it is in use, before this object is collected."""
         self.manifest = decode_with_digest(path.read_bytes(), str(path), IndexManifest)
         found = (self.manifest.format, self.manifest.byte_order, self.manifest.key)
         expected = (INDEX_FORMAT, sys.byteorder, key)
         if found != expected:
-            raise ExportError(f"{path} is another index: it is {found}, expected {expected}")
+            raise ExportError(f"{path} is another index: got {found}, expected {expected}")
         self.tables: Mapping[str, MappedTable] = {
             record.table.name: MappedTable(directory, number, record)
             for number, record in enumerate(self.manifest.tables)
@@ -156,17 +157,17 @@ class MappedIndex:
         """Return whether a process of this host has compared the digests since it was started."""
         try:
             record = self._check_record()
-        except FileNotFoundError:  # another process has found damage, and builds it again
+        except FileNotFoundError:  # another process found damage and builds it again
             return False
         return record is not None and record.is_at(self.directory)
 
     def check(self) -> None:
-        """Read everything, compare digests, and record that they were right.
+        """Read all files, compare digests, and record that they match.
 
         Raises:
             ExportError: a file is damaged.
         """
-        found = self._check_record()  # what is written to meanwhile is not recorded
+        found = self._check_record()  # files written to meanwhile are not recorded
         for record in self.manifest.tables:
             _verify(self.tables[record.table.name], record)
         if found is not None:
@@ -184,26 +185,26 @@ class MappedIndex:
 
     @property
     def key(self) -> str:
-        """What it was built from."""
+        """Digest of its sources."""
         return self.manifest.key
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are mapped."""
+        """Number of mapped bytes."""
         return sum(table.nbytes for table in self.tables.values())
 
 
 class TableSource(msgspec.Struct, frozen=True):
-    """What one table of an index is built from."""
+    """The source of one table of an index."""
 
     table: ExportedTable
     num_rows: int
-    """At most so many entries."""
+    """Largest number of entries."""
     batches: Callable[[], Iterator[SortedBatch]]
 
 
 def index_key(*parts: str) -> str:
-    """Return the key of an index that is built from what the parts name."""
+    """Return the key of an index that is built from the named parts."""
     return hashlib.sha256("\n".join((str(INDEX_FORMAT), *parts)).encode()).hexdigest()[:32]
 
 
@@ -211,9 +212,9 @@ class IndexCache:
     """The indexes in one directory of this host.
 
     Args:
-        directory: of the cache; see cache_directory.
-        console: shows where an index is built, how large it is, and how far it is.
-        verify: compare the digests of indexes that are found, unless a process of this host did.
+        directory: directory of the cache; see cache_directory.
+        console: shows the place, size and progress of an index.
+        verify: compare the digests of an existing index, unless a process of this host did.
     """
 
     def __init__(self, directory: Path, console: Console, *, verify: bool) -> None:
@@ -222,15 +223,16 @@ class IndexCache:
         self._verify = verify
 
     def index(self, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
-        """Return the index of a key, built if there is none or a damaged one.
+        """Return the index of a key; build it if it is missing or damaged.
 
         Args:
-            key: of `index_key`.
-            state: of the rows with it.
-            sources: one per table.
+            key: a key from `index_key`.
+            state: state of the rows.
+            sources: one source per table.
 
         Raises:
-            ExportError: an export is damaged, the disk is full, or another process builds for ever.
+            ExportError: an export is damaged, the disk is full, or another process does not finish
+                building.
             OSError: a file system failed.
         """
         target = self.directory / f"index-{key}"
@@ -248,20 +250,20 @@ class IndexCache:
         return built
 
     def remove(self, index: MappedIndex) -> None:
-        """Remove an index's files if no other object has it open; who has mapped it keeps it.
+        """Remove an index's files unless another object has it open; existing mappings stay valid.
 
         Args:
-            index: that its owner opens no more.
+            index: an index that its owner will not open again.
         """
         index.release()
         cache_use.remove_if_unused(index.directory / INDEX_MANIFEST)
 
     def _built(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
-        """Build an index, a second time if unused ones were in the way of a quota."""
+        """Build an index; try again if unused indexes filled a quota."""
         try:
             return self._build_once(target, key, state, sources)
         except OSError as error:
-            # Of a quota the look at the disk does not tell.
+            # The free space of the disk does not show a quota.
             if not (cache_directory.is_full(error) and self._make_room(lambda: False)):
                 raise
         return self._build_once(target, key, state, sources)
@@ -272,10 +274,10 @@ class IndexCache:
     def _build_once(
         self, target: Path, key: str, state: str, sources: list[TableSource]
     ) -> MappedIndex:
-        """Build an index, or wait for the process that does."""
-        cache_use.remove_leftovers(self.directory, "index-*")  # before room is asked for
+        """Build an index, or wait for the process that builds it."""
+        cache_use.remove_leftovers(self.directory, "index-*")  # before room is checked
         with self._alone(target):
-            found = self._existing(target, key)  # by who had the lock before
+            found = self._existing(target, key)  # built by the previous holder of the lock
             if found is not None:
                 return found
             return self._build(target, key, state, sources)
@@ -287,14 +289,14 @@ class IndexCache:
         )
 
     def _checked(self, target: Path, key: str) -> MappedIndex | None:
-        """Return an index that is there and whole; of several processes the first one reads it."""
+        """Return an existing intact index; of several processes, the first one reads all of it."""
         found = self._existing(target, key, checks=False)
         if found is None or not self._verify or found.is_checked():
             return found
         try:
             with self._alone(target):
                 return self._existing(target, key)
-        except SettingsError:  # a cache that this process only reads
+        except SettingsError:  # a cache that this process may only read
             return self._existing(target, key)
         finally:
             cache_use.remove_leftovers(self.directory, "index-*")  # the lock
@@ -332,7 +334,7 @@ class IndexCache:
                 records.append(builder.record())
             manifest = IndexManifest(key=key, state=state, tables=tuple(records))
             (staged / INDEX_MANIFEST).write_bytes(encode_with_digest(manifest))
-            # Before it has its name, from which on other processes look for what nobody needs.
+            # Before it has its name: from then on, other processes may remove unused indexes.
             release = cache_use.hold(self, staged / INDEX_MANIFEST)
             try:
                 _put(staged, target)
@@ -345,7 +347,7 @@ class IndexCache:
 
 
 def _put(staged: Path, target: Path) -> None:
-    """Give an index its name; a damaged one that is there goes, and who has it mapped keeps it."""
+    """Give an index its name; a damaged one there is removed, and existing mappings stay valid."""
     with suppress(FileNotFoundError):
         shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
     staged.rename(target)
@@ -357,11 +359,11 @@ class _TableBuilder:
     def __init__(self, directory: Path, number: int, source: TableSource) -> None:
         if source.num_rows > MAX_SORTED_ROWS:
             raise ExportError(
-                f"table {source.table.name!r} has {source.num_rows} rows, an index holds "
-                f"{MAX_SORTED_ROWS} at most; divide the table"
+                f"table {source.table.name!r} has {source.num_rows} rows, but an index holds at "
+                f"most {MAX_SORTED_ROWS}; divide the table"
             )
         self._source = source
-        self._opened = ExitStack()  # closes each file, also if the disk is full for one of them
+        self._opened = ExitStack()  # closes each file, even if the disk is full for one of them
         self._files = [
             self._opened.enter_context((directory / f"{number}.{column}").open("xb"))
             for column in _COLUMNS
@@ -378,7 +380,7 @@ class _TableBuilder:
         self._opened.close()
 
     def write(self) -> Iterator[int]:
-        """Write all rows; yields how many are written."""
+        """Write all rows; yields the number written."""
         table = self._source.table
         unseen = np.array(table.unseen, table.dtype)
         for batch in self._source.batches():
@@ -391,7 +393,7 @@ class _TableBuilder:
         self._write(starts=self._directory.starts())
 
     def record(self) -> IndexedTable:
-        """Return what the index's manifest says of the table."""
+        """Return the manifest's entry of the table."""
         bare = msgspec.structs.replace(
             self._source.table, files=(), removed=(), num_rows=0, num_removed=0
         )
@@ -428,7 +430,7 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     with path.open("rb") as file:
         found = file.seek(0, 2)
         if found != expected:
-            raise ExportError(f"{path} has {found} bytes, the index says {expected}")
+            raise ExportError(f"{path} has {found} bytes, but the index says {expected}")
         if not expected:
             return np.empty(shape, dtype)
         mapped = mmap.mmap(file.fileno(), expected, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -444,5 +446,6 @@ def _verify(table: MappedTable, record: IndexedTable) -> None:
             digest.update(flat[start : start + _DIGEST_BYTES].data)
         if digest.hexdigest() != expected:
             raise ExportError(
-                f"{path} is damaged: its SHA-256 is {digest.hexdigest()}, the index says {expected}"
+                f"{path} is damaged: its SHA-256 is {digest.hexdigest()}, but the index says "
+                f"{expected}"
             )

@@ -1,7 +1,7 @@
-"""Row index: lookups in one or two layers of mapped tables, as they are at one moment.
+"""Row index: lookups in one or two layers of mapped tables, for one state of the rows.
 
-The first layer holds a whole export; the second one, if there is any, all changes to it since. A
-refresh makes another RowIndex and changes none, so a reader that has one sees one state.
+The first layer is a whole export; the second one, if any, has all changes to it since. A refresh
+makes another RowIndex and changes no existing one, so a reader of one sees one state.
 
 Covers: ids of any shape to rows, layers.
 Does not: build (tfos.serving.index_files), hash strings (ps.string_ids.ids).
@@ -33,7 +33,7 @@ class RowIndex:
 
     Args:
         base: a whole export.
-        overlay: changes to it; None: there are none.
+        overlay: changes to it; None: no changes.
     """
 
     def __init__(self, base: MappedIndex, overlay: MappedIndex | None = None) -> None:
@@ -54,7 +54,7 @@ class RowIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are mapped."""
+        """Number of mapped bytes."""
         return sum(layer.nbytes for layer in self.layers)
 
     def table(self, name: str) -> ExportedTable:
@@ -72,7 +72,7 @@ class RowIndex:
         """Return the rows of ids of any shape.
 
         Args:
-            name: of the table.
+            name: name of the table.
             ids: integers, or strings and bytes, which are hashed.
             out: [*shape of the ids, dim] of the table's dtype, C order, to fill; None: a new array.
 
@@ -81,7 +81,8 @@ class RowIndex:
 
         Raises:
             ExportError: there is no such table.
-            IdError: ids out of the table's range, no integers, or strings for a table of integers.
+            IdError: ids are outside the table's range, not integers, or strings for a table of
+                integers.
             ShapeError: `out` does not fit.
         """
         table = self.table(name)
@@ -98,11 +99,11 @@ class RowIndex:
         return out
 
     def rows(self, table: str, ids: Array) -> Array:
-        """Return the rows of ids as bits.
+        """Return the rows of ids as raw bits.
 
         Args:
-            table: its name.
-            ids: [n] int64; of a table of uint64 ids their bits.
+            table: name of the table.
+            ids: [n] int64; for a table of uint64 ids, the same bits.
         """
         return self.lookup(table, from_bits(self.table(table), ids))
 
@@ -110,7 +111,7 @@ class RowIndex:
         """Return all rows of a table, without those that a delta has removed.
 
         Args:
-            name: of the table.
+            name: name of the table.
         """
         base = self.base.tables[name].batches()
         if self.overlay is None:
@@ -118,10 +119,10 @@ class RowIndex:
         return merged(base, self.overlay.tables[name].batches(), keeps_removed=False)
 
     def num_rows(self, name: str) -> int:
-        """Return the rows of a table; with an overlay at most so many.
+        """Return the number of rows of a table; with an overlay, an upper bound.
 
         Args:
-            name: of the table.
+            name: name of the table.
         """
         found = [layer.tables[name] for layer in self.layers]
         return sum(each.num_rows - each.num_removed for each in found)
@@ -131,7 +132,7 @@ class RowIndex:
         for number, layer in enumerate(self.layers):
             mapped = layer.tables[name]
             if mapped.num_rows:
-                missing = unseen if number == 0 else unseen[:0]  # keep what the base has
+                missing = unseen if number == 0 else unseen[:0]  # keep the base's rows
                 search.lookup(mapped.starts, mapped.ids, mapped.rows, missing, wanted, out)
             elif number == 0:
                 out[:] = unseen

@@ -1,9 +1,9 @@
-"""Served model: `load` an export, look rows up, predict, take in newer rows while serving.
+"""Served model: `load` an export, look up rows, predict, take in newer rows while serving.
 
-Covers: the public calls, the dense model and its layers, refreshing as one step.
+Covers: the public calls, the dense model and its layers, atomic refreshes.
 Does not: build indexes (tfos.serving.index_files), search (tfos.serving.row_index).
-Threads: any. A lookup uses the rows of one moment. A refresh prepares everything beside the
-readers and then waits until no predict is under way: none mixes two states.
+Threads: any. A lookup uses the rows of one state. A refresh prepares everything while readers go
+on, then waits for running predicts to end: no predict mixes two states.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tfos.serving.row_index import RowIndex
 Array = np.ndarray[Any, Any]
 
 SHARE_OF_BASE = 4
-"""An overlay with more than a quarter of the base's rows is merged with it: two searches per id
-are slower than one, and a merge writes the whole table again."""
+"""An overlay with more than a quarter of the base's rows is merged with it. Two searches per id
+are slower than one, but a merge writes the whole table again."""
 
 
 PREDICT_TIMEOUT_S = 600.0
-"""A refresh waits so long for predicts that are under way."""
+"""Longest time that a refresh waits for running predicts."""
 
 
 def load(
@@ -48,22 +48,22 @@ def load(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> ServedModel:
-    """Open an export for lookups and predictions; the first time on a host builds an index.
+    """Open an export for lookups and predictions; the first call on a host builds an index.
 
     The index takes the bytes of all rows, and 10 to 11 more per row, in `cache_dir`. It is mapped:
-    several processes of a host share its pages. Of indexes that nobody has open the two that were
-    opened last stay there, as long as the disk has room for the next one.
+    several processes of a host share its pages. The two most recently opened unused indexes stay
+    there, as long as the disk has room for the next one.
 
     Args:
-        path: a directory or URL that ctx.export(..., tables="beside") or export_tables has written.
+        path: a directory or URL that ctx.export(..., tables="beside") or export_tables wrote.
         cache_dir: a directory of this user on a local disk; None: $TFOS_SERVING_CACHE, else
-            `tfos/serving` below $XDG_CACHE_HOME, else the first that can be used: below ~/.cache,
+            `tfos/serving` below $XDG_CACHE_HOME, else the first usable of: below ~/.cache,
             directories for temporary files.
-        verify: compare the digests of an index that exists. The first process of a host does,
-            which reads all of it; the others trust its record until the host is started again.
-        progress: say on standard error where the index is built and how far it is.
+        verify: compare the digests of an existing index. The first process of a host does so, which
+            reads all of it; the others trust its record until the host restarts.
+        progress: show on standard error where the index is built, and the progress.
         custom_objects: classes and functions that the dense model and newer ones use, by their
-            registered names, as of keras.models.load_model.
+            registered names, as in keras.models.load_model.
         safe_mode: refuse Lambdas in these models, which would run code from the file.
 
     Raises:
@@ -75,9 +75,9 @@ def load(
     files = ExportFiles(os.fspath(path))
     if files.manifest.base is not None:
         raise ExportError(
-            f"{files.path} is a delta of the state {files.manifest.base}; load() the whole export "
-            'that it goes back to, then refresh() with the deltas in order: "state" in export.json '
-            f"of the one before this is {files.manifest.base}"
+            f"{files.path} is a delta of the state {files.manifest.base}. load() the whole export "
+            'that it belongs to, then refresh() with the deltas in order: "state" in the previous '
+            f"export's export.json is {files.manifest.base}"
         )
     cache = IndexCache(cache_directory(cache_dir), console, verify=verify)
     load_dense = partial(dense_model, custom_objects=custom_objects, safe_mode=safe_mode)
@@ -89,8 +89,8 @@ class ServedModel:
 
     Args:
         files: the export.
-        cache: where its indexes are.
-        index: its rows.
+        cache: cache of its indexes.
+        index: index of its rows.
         load_dense: returns the dense model of an export.
     """
 
@@ -106,7 +106,7 @@ class ServedModel:
         self._cache = cache
         self._index = index
         self._loaded = index.base
-        """Rows of the whole export that was taken last: deltas of a running job are of it."""
+        """Rows of the last whole export: a running job's deltas are relative to it."""
         self._model: Any = None
         self._refreshing = threading.Lock()
         self._loading = threading.Lock()
@@ -116,24 +116,24 @@ class ServedModel:
 
     @property
     def state(self) -> str:
-        """Names the rows; see ExportManifest.state."""
+        """Identifies the rows; see ExportManifest.state."""
         return self._index.state
 
     @property
     def index_dirs(self) -> tuple[Path, ...]:
-        """Where the index is."""
+        """Directories of the index."""
         return tuple(layer.directory for layer in self._index.layers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the index."""
+        """Number of bytes of the index."""
         return self._index.nbytes
 
     def num_rows(self, table: str) -> int:
-        """Return how many rows a table has; after a refresh at most so many.
+        """Return the number of rows of a table; after a refresh, an upper bound.
 
         Args:
-            table: its name.
+            table: name of the table.
         """
         self._index.table(table)
         return self._index.num_rows(table)
@@ -142,7 +142,7 @@ class ServedModel:
         """Return the rows of ids.
 
         Args:
-            table: its name.
+            table: name of the table.
             ids: integers of any shape; strings or bytes, for a table that was trained with them,
                 are hashed as the training did.
             out: [*shape of the ids, dim] of the table's dtype to fill; None: a new array.
@@ -152,19 +152,19 @@ class ServedModel:
 
         Raises:
             ExportError: there is no such table.
-            IdError: an id is out of the table's range, no integer, or a string for a table of
+            IdError: an id is outside the table's range, not an integer, or a string for a table of
                 integers.
             ShapeError: `out` does not fit.
         """
         return self._index.lookup(table, ids, out)
 
     def rows(self, table: str, keys: Array, *, training: bool = False) -> Array:  # noqa: ARG002
-        """Return rows as they are in the export; a tfos.keras.embedding.sources.RowSource.
+        """Return rows of the export; implements tfos.keras.embedding.sources.RowSource.
 
         Args:
-            table: its name.
-            keys: [n] int64; of a table of uint64 ids their bits.
-            training: without effect: nothing is trained here.
+            table: name of the table.
+            keys: [n] int64; for a table of uint64 ids, the same bits.
+            training: no effect: nothing is trained here.
 
         Returns:
             [n, dim] of the table's dtype.
@@ -175,16 +175,16 @@ class ServedModel:
         """Return all rows, for a file or a copy of the model; see RowSource.
 
         Args:
-            table: its name.
-            limit_bytes: of the rows.
+            table: name of the table.
+            limit_bytes: largest size of the rows.
 
         Returns:
             [n] int64, ascending, and [n, dim] of the table's dtype.
 
         Raises:
-            UnsupportedModel: they are more.
+            UnsupportedModel: the rows are larger.
         """
-        from tfos.keras.embedding.sources import check_size  # Keras is there once a model is
+        from tfos.keras.embedding.sources import check_size  # a model needs Keras anyway
 
         spec, num_bytes = self._index.table(table), 0
         keys, rows = [np.empty(0, np.int64)], [np.empty((0, spec.dim), spec.dtype)]
@@ -202,7 +202,7 @@ class ServedModel:
         """The dense Keras model, loaded at first use; its layers find their rows here.
 
         Raises:
-            ExportError: the export holds tables alone.
+            ExportError: the export has only tables.
         """
         with self._loading:
             if self._model is None:
@@ -213,10 +213,10 @@ class ServedModel:
         """Return the model's outputs for one batch, all rows of one state.
 
         Args:
-            batch: what the model takes: an array, a list or a dict of arrays.
+            batch: the model's input: an array, a list or a dict of arrays.
 
         Returns:
-            As keras.Model.predict_on_batch: numpy arrays.
+            numpy arrays, as from keras.Model.predict_on_batch.
         """
         if self._model is None:
             self.model  # noqa: B018 - loads it; a refresh exchanges it, and never takes it away
@@ -227,12 +227,12 @@ class ServedModel:
         """Take in newer rows, and the newer model if there is one, while others read.
 
         Args:
-            path: a delta of the state that is served, or of the export that was loaded; or a whole
-                export of the same tables.
+            path: a delta of the served state, or of the export that was loaded; or a whole export
+                of the same tables.
 
         Raises:
-            ExportError: its base is another state, its tables are others, or it is damaged; what is
-                served stays as it was.
+            ExportError: its base is another state, its tables differ, or it is damaged; the served
+                state stays.
             OSError: a file system failed.
         """
         with self._refreshing:
@@ -243,7 +243,7 @@ class ServedModel:
             is_newer = files.manifest.model is not None
             model = self._load_model(files) if is_newer and self._model is not None else None
             before, loaded = self._index, self._loaded
-            with self._loading:  # the model of before is not loaded behind the exchange
+            with self._loading:  # the old model is not loaded after the exchange
                 if is_newer and self._model is not None and model is None:
                     model = self._load_model(files)
                 with self._no_predict():
@@ -255,12 +255,12 @@ class ServedModel:
             if before.overlay is not None and before.overlay is not index.overlay:
                 self._cache.remove(before.overlay)
             if before.base is not loaded and before.base is not index.base:
-                self._cache.remove(before.base)  # of a merge: nobody else looks for it
+                self._cache.remove(before.base)  # result of a merge: no other process uses it
 
     def _is_here(self, manifest: ExportManifest) -> bool:
-        """Return whether an export brings nothing.
+        """Return whether an export has nothing new.
 
-        A whole one of the state that is served may bring a model, and deltas of it may follow.
+        A whole export of the served state may have a model, and deltas of it may follow.
         """
         is_loaded = index_key(manifest.digest) == self._loaded.key
         return manifest.state == self.state and (manifest.base is not None or is_loaded)
@@ -277,9 +277,9 @@ class ServedModel:
             base, older = self._loaded, None
         else:
             raise ExportError(
-                f"{files.path} is a delta of the state {manifest.base}; served is {now.state}, "
-                f"loaded was {self._loaded.state}: refresh with the deltas in their order, or load "
-                "a whole export"
+                f"{files.path} is a delta of the state {manifest.base}, but {now.state} is served "
+                f"and {self._loaded.state} was loaded. Refresh with the deltas in their order, or "
+                "load a whole export"
             )
         key = index_key(base.key, older.key if older else "", manifest.digest)
         sources = [_overlay_source(files, older, table.name) for table in manifest.tables]
@@ -321,8 +321,8 @@ class ServedModel:
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
         if not self._changed.wait_for(is_over, PREDICT_TIMEOUT_S):
             raise ExportError(
-                f"{what} of this model has not ended within {PREDICT_TIMEOUT_S:.0f} s; what is "
-                "served stays as it was"
+                f"{what} of this model has not ended within {PREDICT_TIMEOUT_S:.0f} s; the served "
+                "state stays"
             )
 
 
@@ -332,15 +332,15 @@ def dense_model(
     *,
     safe_mode: bool = True,
 ) -> Any:
-    """Return the Keras model of an export, whose layers find no rows yet.
+    """Return the Keras model of an export, whose layers have no rows yet.
 
     Args:
         files: the export.
-        custom_objects: as of `load`.
-        safe_mode: as of `load`.
+        custom_objects: as in `load`.
+        safe_mode: as in `load`.
 
     Raises:
-        ExportError: it has none, or it is damaged.
+        ExportError: it has no model, or is damaged.
     """
     with tempfile.TemporaryDirectory(prefix="tfos-serving-") as directory:
         file = Path(directory) / "model.keras"
@@ -354,7 +354,7 @@ def bind(model: Any, rows: ServedModel) -> None:
     """Let the layers of a model find their rows in an index.
 
     Args:
-        model: of `dense_model`.
+        model: a model from `dense_model`.
         rows: has the index.
     """
     for layer in model._flatten_layers():
@@ -371,7 +371,7 @@ def _base_index(files: ExportFiles, cache: IndexCache) -> MappedIndex:
 
 
 def _overlay_source(files: ExportFiles, older: MappedIndex | None, name: str) -> TableSource:
-    """Return all changes to the base: those of a delta, over those before it."""
+    """Return all changes to the base: a delta's, on top of the previous ones."""
     table = files.manifest.table(name)
     count = table.num_rows + table.num_removed
     if older is None:
@@ -398,6 +398,6 @@ def _check_same_tables(files: ExportFiles, now: RowIndex) -> None:
     expected = kinds_of(each.table for each in now.base.tables.values())
     if found != expected:
         raise ExportError(
-            f"{files.path} has the tables {found}; served are {expected}. It is of another model: "
-            "use tfos.serving.load() for it"
+            f"{files.path} has the tables {found}, but {expected} are served. It belongs to "
+            "another model: use tfos.serving.load() for it"
         )

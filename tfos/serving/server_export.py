@@ -1,7 +1,7 @@
-"""Export of the tables of running servers: what a worker or the driver reads by a scan.
+"""Export of the tables of running servers: a worker or the driver scans them.
 
-Training may go on meanwhile: then rows are of different moments, as in every lookup. An export of a
-checkpoint is of one moment.
+Training may continue meanwhile: rows then have different ages, as in every lookup. An export of a
+checkpoint has one state.
 
 Covers: whole exports, deltas relative to an earlier whole export, the dense model beside them.
 Does not: connect (ps.client), write files (tfos.serving.export_writer).
@@ -40,11 +40,11 @@ class ServerExport:
     """Writes the tables of running servers.
 
     Args:
-        scan: gives a table's rows; of an id that comes twice the later row counts.
+        scan: gives a table's rows; if an id comes twice, the later row counts.
         specs: the tables.
-        staging_dir: directory of this host for rows that do not fit into memory; "": that of
-            temporary files.
-        console: shows how far it is.
+        staging_dir: directory of this host for rows that do not fit into memory; "": the directory
+            for temporary files.
+        console: shows the progress.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ServerExport:
 
         Args:
             path: a directory or URL; an earlier export there is replaced.
-            model: a `.keras` file of this host to put beside the tables.
-            since: an earlier whole export: write what has changed. Its files are read.
+            model: a `.keras` file on this host to put beside the tables.
+            since: an earlier whole export: write only the changes. Its files are read.
 
         Returns:
             The manifest.
@@ -72,7 +72,7 @@ class ServerExport:
             ExportError: `since` is a delta, is damaged, or has other tables; a row has a NaN; a
                 disk is full.
             SettingsError: a path is refused, or something else is there.
-            ServerPhaseError: servers were started again in each of several scans of a table.
+            ServerPhaseError: servers restarted during each of several scans of a table.
             OSError: a file system failed.
         """
         base = None if since is None else self._base(since)
@@ -116,14 +116,15 @@ class ServerExport:
         manifest = files.manifest
         if manifest.base is not None:
             raise ExportError(
-                f"{files.path} is a delta of the state {manifest.base}: rows of running servers "
-                "are compared with a whole export; give that one, or export from a checkpoint"
+                f"{files.path} is a delta of the state {manifest.base}, but rows of running "
+                "servers are compared with a whole export; give that export, or export from a "
+                "checkpoint"
             )
         found = kinds_of(manifest.tables)
         expected = kinds_of(map(exported_table, self._specs))
         if found != expected:
             raise ExportError(
-                f"no delta: {files.path} has the tables {found}, the servers have {expected}; "
+                f"no delta: {files.path} has the tables {found}, but the servers have {expected}; "
                 "write a whole export"
             )
         return files

@@ -1,11 +1,11 @@
 """Table tasks: Spark tasks that read one server's rows of a table, or load rows into it.
 
-Covers: Arrow batches of (id, row), checked where they are loaded, to and from the servers of a
+Covers: Arrow batches of (id, row), checked when they are loaded, to and from the servers of a
 cluster, with the credentials of feed tasks.
 Does not: make or look at DataFrames (tfos.driver.table_calls).
 Runs in: Python workers of Spark.      Threads: the task's.
 
-A load that Spark runs twice changes nothing more: an id that has a row keeps it.
+A load that Spark repeats changes nothing: an id that has a row keeps it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TaskServers:
     """The servers of a running cluster."""
 
     endpoints: Sequence[Endpoint]
-    """Of all servers, in the order of ranks."""
+    """Endpoints of all servers, in the order of ranks."""
     credentials: Callable[[], Credentials]
-    """Returns those of the cluster; called in the task."""
+    """Returns the cluster's credentials; called in the task."""
     num_workers: int
 
     @contextmanager
@@ -58,15 +58,15 @@ class ScanTask:
     servers: TaskServers
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the servers whose ranks come in."""
+        """Yield the rows of the servers whose ranks are in the batches."""
         for batch in batches:
             ranks = batch.column(0).to_pylist()
             try:
                 yield from self._rows(ranks) if ranks else ()
             except ServerUnavailable as error:
                 error.add_note(
-                    "The DataFrame has the servers' addresses of when it was made. If a server was "
-                    f"started again since then, call cluster.rows({self.table!r}) again"
+                    "The DataFrame has the servers' addresses from when it was made. If a server "
+                    f"has restarted since then, call cluster.rows({self.table!r}) again"
                 )
                 raise
 
@@ -86,7 +86,7 @@ class LoadTask:
     servers: TaskServers
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Load the rows that come in; yield how many they were, and how many are new."""
+        """Load the rows; yield how many there were, and how many of them are new."""
         with self.servers.connected() as client:
             specs = {spec.name: spec for spec in client.manifest.tables}
             for batch in batches:
@@ -113,7 +113,7 @@ def _ids(column: pa.Array, spec: TableSpec) -> Array:
 
 
 def _rows(column: Any, table: str, ids: Array) -> Array:
-    """Return the values as [n, width]; their dtype and width are the servers' to check."""
+    """Return the values as [n, width]; the servers check their dtype and width."""
     lengths = np.diff(column.offsets.to_numpy())
     values = column.flatten()
     width = int(lengths[0]) if lengths.size else 0

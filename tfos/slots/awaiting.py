@@ -1,4 +1,4 @@
-"""Waits for a cluster's slots: asks Spark and YARN, shows what is awaited, claims what fits.
+"""Waits for a cluster's slots: asks Spark and YARN, shows the wait, claims slots that fit.
 
 Covers: await_slots.
 Does not: decide (tfos.slots.wait), count (tfos.slots.reading, claims, yarn).
@@ -28,7 +28,7 @@ from tfos.spark.interruptible import CancelToken
 from tfos.watch.job import Job
 
 _OFFER_S = 0.1
-"""How often slots are counted while executors are awaited."""
+"""Seconds between counts of slots while executors are awaited."""
 
 
 def await_slots(
@@ -43,14 +43,14 @@ def await_slots(
 
     Args:
         sc: the SparkContext.
-        facts: what was read before the cluster began.
-        job: the cluster's, which tells whoever asks what it waits for.
-        wait: decides.
-        console: shows what is awaited, when it changes and now and then.
-        cancel: set when nobody waits for the cluster any more.
+        facts: Spark's settings, read before the cluster started.
+        job: the cluster's job, which answers status requests about the wait.
+        wait: the decision to start, wait or fail.
+        console: shows what is awaited, on each change and regularly.
+        cancel: set when no caller waits for the cluster any more.
 
     Raises:
-        NotEnoughSlots: they do not fit, and waiting longer is of no use.
+        NotEnoughSlots: they do not fit, and a longer wait would not help.
         PhaseError: it was cancelled.
     """
     claims, coordinator = claims_of(sc), job.coordinator
@@ -87,12 +87,12 @@ def await_slots(
 
 
 class _Shown:
-    """What was told of a wait: each change at once, and how long nothing has changed.
+    """What was shown of a wait: each change at once, and how long nothing has changed.
 
     Args:
-        coordinator: of the cluster.
+        coordinator: coordinator of the cluster.
         wait: what is awaited.
-        console: where it is told.
+        console: shows the lines.
     """
 
     def __init__(self, coordinator: Coordinator, wait: SlotWait, console: Console) -> None:
@@ -104,15 +104,15 @@ class _Shown:
         self._is_warned = False
 
     def tell(self, offer: Offer, now_s: float) -> None:
-        """Tell of this offer what is news.
+        """Show what is new in this offer.
 
         Args:
-            offer: which does not suffice.
+            offer: an offer that does not suffice.
             now_s: monotonic seconds.
         """
         wait, seen = self._wait, (len(offer.executors), offer.whereabouts)
         if not self._is_warned and (held := wait.held(offer, now_s)):
-            self._console.warn(held)  # also where progress is not shown
+            self._console.warn(held)  # even if progress is not shown
             self._is_warned = True
         if seen == self._told:
             known = (

@@ -1,7 +1,7 @@
 """Slot claims: slots of reserved clusters whose nodes have not registered yet.
 
-Spark reports running tasks only, so two reserve() in a row, or at once from two threads, would
-count the same slots twice.
+Spark reports only running tasks, so two reserve() calls in a row, or at once from two threads,
+would count the same slots twice.
 
 Covers: counting; the lock that admits one reserve() at a time.
 Does not: count what Spark runs (tfos.slots.reading), decide whether a cluster fits
@@ -27,7 +27,7 @@ from tfos.phases import ClusterPhase
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What one cluster was promised."""
+    """The slots promised to one cluster."""
 
     cluster_id: str
     slots_by_node: Mapping[str, int]
@@ -49,18 +49,18 @@ class SlotClaims:
         slots_by_node: Mapping[str, int],
         kept: frozenset[str] = frozenset(),
     ) -> None:
-        """Promise slots to each node of this cluster until it registers or the cluster ends.
+        """Promise slots to each node of a cluster until it registers or the cluster ends.
 
         Args:
-            cluster: whose nodes they are.
-            cluster_id: as users know it.
-            slots_by_node: those that take slots of the executors that all share.
+            cluster: the cluster of the nodes.
+            cluster_id: its id as shown to users.
+            slots_by_node: slots by node, for nodes on the common executors.
             kept: executors whose GPUs its nodes keep until it ends.
         """
         self._clusters[cluster] = _Claim(cluster_id, slots_by_node, kept)
 
     def count(self) -> tuple[int, int]:
-        """Return the slots claimed now, and how many of them are for starting nodes.
+        """Return the number of slots claimed now, and how many of these are for starting nodes.
 
         Until a starting node registers, Spark also counts its slot as busy.
         """
@@ -80,7 +80,7 @@ class SlotClaims:
         )
 
     def kept(self) -> frozenset[str]:
-        """Return the executors whose GPUs nodes keep although their tasks have returned."""
+        """Return the executors whose GPUs nodes keep even after their tasks return."""
         found: set[str] = set()
         for cluster, claim in list(self._clusters.items()):
             if claim.kept and cluster.phase not in (ClusterPhase.CLOSED, ClusterPhase.FAILED):

@@ -15,27 +15,27 @@ from tfos.spark.shares import ONE_CORE, NodeShare
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSlots:
-    """One executor as Spark's scheduler sees it now."""
+    """One executor as Spark's scheduler currently sees it."""
 
     executor_id: str
     host: str
     slots: int
-    """Tasks that it runs at once: cores / spark.task.cpus."""
+    """Number of tasks that it runs at once: cores / spark.task.cpus."""
     busy: int = 0
-    """Tasks of this application that it runs now, in slots."""
+    """Slots that tasks of this application hold on it now."""
     capacity: NodeShare | None = None
-    """All that it has for tasks; None: its slots."""
+    """Everything that it has for tasks; None: its slots."""
     free: NodeShare | None = None
     """What Spark's scheduler can give to tasks now; None: the slots that are not busy."""
     is_launching: bool = False
-    """It has registered and takes no tasks yet: all its slots count as busy."""
+    """Whether it has registered but takes no tasks yet: all its slots count as busy."""
 
     def free_capacity(self, task: NodeShare, *, is_idle: bool = False) -> Capacity:
         """Return what nodes can take.
 
         Args:
-            task: what a task takes without a profile.
-            is_idle: as if it ran nothing.
+            task: share of a task without a profile.
+            is_idle: whether to count it as if it ran nothing.
         """
         slots = self.slots if is_idle else max(0, self.slots - self.busy)
         counted = NodeShare(slots * task.cores, slots * task.gpus)
@@ -50,27 +50,28 @@ class Offer:
     executors: tuple[ExecutorSlots, ...]
     expected: int | None = None
     claimed: int = 0
-    """Slots of nodes that other clusters of this SparkContext have reserved and not started yet."""
+    """Slots of nodes that other clusters of this SparkContext have reserved but not started yet."""
     running: tuple[str, ...] = ()
-    """Ids of the other clusters of this SparkContext that run."""
+    """Ids of the other running clusters of this SparkContext."""
     starting: int = 0
-    """Those of them that start now: they may be counted as busy, too, until they register."""
+    """Number of claimed slots whose nodes are starting; until they register, these also count as
+    busy."""
     containers: int | None = None
-    """Containers that YARN has given to executors; None: not known."""
+    """Number of containers that YARN has given to executors; None: unknown."""
     task: NodeShare = ONE_CORE
-    """What a task takes without a profile."""
+    """Share of a task without a profile."""
     kept: frozenset[str] = frozenset()
-    """Executors on whose GPUs nodes of other clusters compute although their tasks have returned:
-    Spark takes these GPUs for free."""
+    """Executors whose GPUs nodes of other clusters use even after their tasks return. Spark counts
+    these GPUs as free."""
     allowed: int | None = None
-    """Slots that a standalone master may give to this application; None: not known."""
+    """Number of slots that a standalone master may give to this application; None: unknown."""
 
     def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
-        """Return how the nodes fit beside what runs and what is claimed, or None.
+        """Return how the nodes fit next to running tasks and claims, or None.
 
         Args:
-            needs: of the cluster.
-            is_idle: as if nothing ran and nothing was claimed.
+            needs: needs of the cluster.
+            is_idle: whether to count as if nothing ran and nothing was claimed.
         """
         if needs.is_plain and not needs.shares_tasks:
             left = (self.total if is_idle else self.free) - needs.num_slots
@@ -88,28 +89,28 @@ class Offer:
 
     @property
     def total(self) -> int:
-        """All slots, busy or not."""
+        """Number of slots, busy or not."""
         return sum(executor.slots for executor in self.executors)
 
     @property
     def free(self) -> int:
-        """Slots that no task of this application holds and no other cluster has claimed."""
+        """Number of slots that no task of this application holds and no cluster has claimed."""
         return max(0, self.total - self.busy - self.claimed)
 
     @property
     def free_at_most(self) -> int:
-        """Free slots if every node that starts was counted twice."""
+        """Number of free slots if every starting node were counted twice."""
         twice = min(self.busy, self.starting)
         return max(0, self.total - self.busy - self.claimed + twice)
 
     @property
     def busy(self) -> int:
-        """Slots that tasks of this application hold, and those of executors that launch."""
+        """Number of slots that this application's tasks hold, plus those of launching executors."""
         return sum(min(executor.slots, executor.busy) for executor in self.executors)
 
     @property
     def launching(self) -> int:
-        """Slots of executors that have registered and take no tasks yet."""
+        """Number of slots of executors that have registered but take no tasks yet."""
         return sum(executor.slots for executor in self.executors if executor.is_launching)
 
     @property
@@ -118,17 +119,17 @@ class Offer:
         return self.expected is not None and len(self.executors) >= self.expected
 
     def may_grow_to(self, num_slots: int) -> bool:
-        """Return whether the master may still give slots, and as many as these in all."""
+        """Return whether the master may still give more slots, up to this total."""
         return self.allowed is not None and self.total < self.allowed >= num_slots
 
     @property
     def outstanding(self) -> int:
-        """Configured executors that have not registered yet."""
+        """Number of configured executors that have not registered yet."""
         return max(0, (self.expected or 0) - len(self.executors))
 
     @property
     def whereabouts(self) -> str:
-        """What is known of the executors that have not registered; "": nothing."""
+        """What is known of the executors that have not registered; "" if nothing."""
         if self.containers is None or not self.outstanding:
             return ""
         preparing = min(self.outstanding, max(0, self.containers - len(self.executors)))

@@ -1,4 +1,4 @@
-"""Placing of nodes on executors: what a cluster needs, what fits where, on many hosts or on few.
+"""Placing of nodes on executors: what a cluster needs, what fits where, on many hosts or few.
 
 Covers: the needs of a cluster's nodes, the choice of an executor for each, and the sentence about
 hosts after the start.
@@ -18,11 +18,11 @@ from tfos.spark.shares import ONE_CORE, NodeShare
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """A node that wants a place."""
+    """A node to place."""
 
     name: str
     group: str
-    """Nodes of one group are spread or packed together."""
+    """Group of the node; nodes of one group are spread or packed together."""
     share: NodeShare
 
 
@@ -34,7 +34,7 @@ class Capacity:
     host: str
     free: NodeShare
     is_kept: bool = False
-    """Whether nodes of other clusters compute on GPUs that Spark takes for free."""
+    """Whether nodes of other clusters use GPUs that Spark counts as free."""
 
     def holds(self, share: NodeShare) -> bool:
         """Whether a node fits."""
@@ -49,7 +49,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where every node goes."""
+    """The executor of every node."""
 
     executors: Mapping[str, str]
     """Executor by node."""
@@ -63,44 +63,44 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How the nodes of a cluster fit now."""
+    """How the nodes of a cluster currently fit."""
 
     executors: Mapping[str, str]
-    """Executor by node; without an entry: any."""
+    """Executor by node; without an entry: any executor."""
     left_slots: int
-    """What the nodes and other clusters' claims leave free."""
+    """Number of slots that the nodes and other clusters' claims leave free."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotNeeds:
-    """What the nodes of a cluster take of the executors that all share."""
+    """What the nodes of a cluster take from the common executors."""
 
     what: str
     """The cluster in words: `1 ps + 3 workers`."""
     nodes: tuple[PlacedNode, ...]
-    """Without those that have an executor of their own, or run beside the driver."""
+    """Nodes, except those with their own executor or beside the driver."""
     task: NodeShare = ONE_CORE
-    """What a task takes without a profile; slots are counted in it."""
+    """Share of a task without a profile; slots are counted in it."""
     placement: Placement | None = None
     num_fed: int = 0
-    """Workers that are fed, so that their tasks may return; 0: they read their own data."""
+    """Number of fed workers, whose tasks may return; 0: workers read their own data."""
 
     @property
     def shares_tasks(self) -> bool:
-        """Whether a worker's task may return and leave whole GPUs that Spark then takes for free.
+        """Whether a worker's task may return and leave whole GPUs that Spark then counts as free.
 
-        Such workers go to executors that are chosen, not to any.
+        Such workers get chosen executors, not any.
         """
         return self.num_fed > 0 and any(node.share.gpus >= 1 for node in self.nodes)
 
     @property
     def is_plain(self) -> bool:
-        """Whether counting slots tells whether the nodes fit."""
+        """Whether counting slots decides whether the nodes fit."""
         return self.placement is None and all(node.share == self.task for node in self.nodes)
 
     @property
     def num_slots(self) -> int:
-        """Slots that the nodes take."""
+        """Number of slots that the nodes take."""
         return sum(self.slots_by_node().values())
 
     def slots_by_node(self) -> dict[str, int]:
@@ -108,17 +108,17 @@ class SlotNeeds:
         return {node.name: node.share.in_slots(self.task) for node in self.nodes}
 
     def host_note(self, hosts: Mapping[str, str], num_hosts: int) -> str:
-        """Return what the placement could not do, one sentence per role; "": nothing.
+        """Return what the placement did not achieve, one sentence per role; "" if nothing.
 
         Args:
-            hosts: by node, where it runs.
-            num_hosts: hosts that have executors.
+            hosts: host by node.
+            num_hosts: number of hosts with executors.
         """
         notes = []
         groups = Counter(node.group for node in self.nodes) if self.placement else {}
         for group, count in groups.items():
             used = len({hosts[node.name] for node in self.nodes if node.group == group})
-            # One host cannot spread two nodes; no host more than there are is missed.
+            # One host cannot spread two nodes, and no more hosts than exist can be wanted.
             most = min(count, max(2, num_hosts))
             wanted = most if self.placement == "spread" else 1
             if used != wanted:
@@ -141,8 +141,8 @@ def assign(
 ) -> Assignment | None:
     """Return an executor for each node, or None if they do not fit together.
 
-    Nodes that are hardest to place go first. Where the wanted placement leaves no room for one, all
-    go to the tightest executors that hold them: a cluster that fits is better than none.
+    The nodes that are hardest to place go first. If the wanted placement leaves no room for one,
+    all go to the tightest executors that hold them: running without it beats not running.
 
     Args:
         nodes: with their shares.
@@ -155,7 +155,7 @@ def assign(
 
 @dataclass(slots=True)
 class _Counts:
-    """Nodes placed so far."""
+    """Numbers of nodes placed so far."""
 
     group_hosts: Counter[tuple[str, str]]
     hosts: Counter[str]

@@ -1,9 +1,9 @@
-"""Resource profiles: what Spark is asked for the nodes of each role under its settings.
+"""Resource profiles: what is requested from Spark for the nodes of each role.
 
-Without dynamic allocation all executors are alike, and a profile is of tasks alone: cores and GPUs.
-With as many executors at least as at most, each node of a profile has an executor of its own.
+Without dynamic allocation all executors are alike, and a profile only has tasks: cores and GPUs.
+If the minimum of executors equals the maximum, each node of a profile has its own executor.
 
-Covers: the refusals of what this Spark cannot do, the shares to count, Spark's own objects.
+Covers: refusals of what this Spark cannot do, the shares to count, Spark's own objects.
 Does not: check the arguments themselves (tfos.slots.resources) or count (tfos.slots.offer).
 Threads: any.
 """
@@ -44,25 +44,25 @@ class ExecutorRequest:
 
     memory: str | None
     is_contained: bool
-    """Whether nodes use a container's overhead; else memory is what the host books."""
+    """Whether nodes use a container's overhead; otherwise memory is what the host books."""
     gpu: tuple[str, str, str]
     """Spark's name of the GPUs, their discovery script and vendor."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProfile:
-    """What Spark is asked for each node of a group."""
+    """What is requested from Spark for each node of a group."""
 
     share: NodeShare
     task_resources: tuple[tuple[str, float], ...] = ()
-    """Beside cores, by Spark's name."""
+    """Resources besides cores, by Spark's name."""
     executor: ExecutorRequest | None = None
-    """None: the node runs on the executors that all share."""
+    """The executor to request; None: the node runs on the common executors."""
     threads: int = 0
-    """Compute threads of the node; 0: not stated."""
+    """Number of compute threads of the node; 0: not stated."""
 
     def build(self) -> Any:
-        """Return Spark's own profile; a SparkContext must run."""
+        """Return Spark's profile; a SparkContext must be running."""
         from pyspark.resource import (
             ExecutorResourceRequests,
             ResourceProfileBuilder,
@@ -91,21 +91,21 @@ class RoleProfiles:
     """The profiles of a cluster's groups of nodes."""
 
     task: NodeShare
-    """What a task takes without a profile."""
+    """Share of a task without a profile."""
     groups: Mapping[str, GroupProfile] = field(default_factory=dict)
-    """Without an entry: a task as Spark's settings say."""
+    """Profile by group; without an entry: a task as in Spark's settings."""
 
     def of(self, node: PlannedNode) -> GroupProfile | None:
         """Return the profile of a node; None: it has none."""
         return self.groups.get(group_of(node))
 
     def share(self, node: PlannedNode) -> NodeShare | None:
-        """Return what a node takes of the common executors; None: it has one of its own."""
+        """Return a node's share of the common executors; None: it has its own executor."""
         profile = self.of(node)
         return self.share_of(node) if profile is None or profile.executor is None else None
 
     def share_of(self, node: PlannedNode) -> NodeShare:
-        """Return what a node's task takes of its executor, whosever that is."""
+        """Return the share of its executor that a node's task takes, common or its own."""
         profile = self.of(node)
         return self.task if profile is None else profile.share
 
@@ -115,17 +115,17 @@ def profiles_of(
 ) -> RoleProfiles:
     """Return the profiles of the cluster's nodes.
 
-    Parameter servers have one without GPUs wherever Spark's settings give every task one.
+    If Spark's settings give every task a GPU, parameter servers have a profile without GPUs.
 
     Args:
-        asked: of reserve().
+        asked: the resources passed to reserve().
         plan: the nodes.
         facts: Spark's settings.
-        config: the cluster's.
+        config: the cluster's configuration.
 
     Raises:
         SettingsError: the request contradicts itself or the plan.
-        ConfigError: this Spark cannot do what is asked; names the argument and what to do.
+        ConfigError: this Spark cannot do what is requested; names the argument and what to do.
     """
     asked.check(plan, config.gpu_resource)
     task = facts.task_share(config.gpu_resource)
@@ -160,13 +160,13 @@ def needs_of(
     placement: Placement | None,
     mode: InputMode = InputMode.TENSORFLOW,
 ) -> SlotNeeds:
-    """Return what the cluster's nodes take of the executors that all share.
+    """Return what the cluster's nodes take from the common executors.
 
     Args:
         plan: the nodes.
-        profiles: theirs.
-        placement: of the nodes of each role.
-        mode: who reads the data.
+        profiles: profiles of the nodes.
+        placement: placement of each role's nodes.
+        mode: input mode, which decides who reads the data.
     """
     placed = tuple(
         PlacedNode(node.name, group_of(node), share)
@@ -180,12 +180,12 @@ def needs_of(
 def rooms_mib(
     plan: Plan, profiles: RoleProfiles, of_all: executor_memory.ExecutorMemory
 ) -> dict[str, float]:
-    """Return by node what its executor's container has for nodes, in MiB; 0: there is none.
+    """Return by node the MiB that its executor's container has for nodes; 0: no container.
 
     Args:
         plan: the nodes.
-        profiles: theirs.
-        of_all: of executors that no role has for itself.
+        profiles: profiles of the nodes.
+        of_all: MiB of the common executors.
     """
     found = {}
     for node in plan.nodes:
@@ -197,33 +197,33 @@ def rooms_mib(
 
 @dataclass(frozen=True, slots=True)
 class NodePlaces:
-    """How Spark is asked for each node's task."""
+    """How each node's task is requested from Spark."""
 
     profiles: RoleProfiles
     needs: SlotNeeds
     locations: Mapping[str, str]
-    """By node, as `node_rdd.task_location` says it; without an entry: anywhere."""
+    """Location by node, as from `node_rdd.task_location`; without an entry: anywhere."""
     hosts: Mapping[str, str]
-    """By executor, as Spark names them."""
+    """Spark's host name by executor."""
 
     def note(self, executors: Mapping[str, tuple[str, str]]) -> str:
-        """Return what the placement could not do; "": nothing.
+        """Return what the placement did not achieve; "" if nothing.
 
         Args:
-            executors: by node, the executor on which it runs and the host as the node names it.
+            executors: by node, its executor and the host name that the node reports.
         """
         hosts = {node: self.hosts.get(each, host) for node, (each, host) in executors.items()}
         return self.needs.host_note(hosts, len(set(self.hosts.values())))
 
 
 def places_of(profiles: RoleProfiles, needs: SlotNeeds, offer: Offer, fit: Fit) -> NodePlaces:
-    """Return where each node goes; nodes of one slot each go where Spark likes.
+    """Return where each node goes; nodes of one slot each go wherever Spark decides.
 
     Args:
-        profiles: of the roles.
-        needs: of the cluster's nodes.
+        profiles: profiles of the roles.
+        needs: needs of the cluster's nodes.
         offer: the executors.
-        fit: of the cluster there.
+        fit: how the cluster fits there.
     """
     hosts = {executor.executor_id: executor.host for executor in offer.executors}
     locations = {node: task_location(hosts[each], each) for node, each in fit.executors.items()}
@@ -231,11 +231,11 @@ def places_of(profiles: RoleProfiles, needs: SlotNeeds, offer: Offer, fit: Fit) 
 
 
 def spark_profile(sc: Any, profile: GroupProfile) -> Any:
-    """Return Spark's profile, the same for the same request: each new one may mean executors.
+    """Return Spark's profile, the same for the same request: a new profile may start new executors.
 
     Args:
         sc: the SparkContext.
-        profile: of a group.
+        profile: profile of a group.
     """
     with _lock:
         known = _built.setdefault(sc, {})
@@ -249,7 +249,7 @@ _lock = threading.Lock()
 
 
 def _has_profiles(facts: SparkFacts) -> bool:
-    """Whether this Spark starts tasks of a profile, and on a known number of executors."""
+    """Whether this Spark runs tasks of a profile, on a known number of executors."""
     return not facts.is_in_driver and (
         not facts.is_dynamic or fixed_executors(facts.conf) is not None
     )

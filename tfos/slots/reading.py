@@ -1,4 +1,4 @@
-"""What Spark offers now: executors, their slots and what its scheduler has left on each.
+"""What Spark offers now: executors, their slots and the scheduler's free resources on each.
 
 Covers: read_offer, the few reads of Spark's scheduler.
 Does not: judge the offer (tfos.slots.wait), read settings (tfos.spark.facts).
@@ -14,20 +14,20 @@ from tfos.spark.facts import SparkFacts, check_running, running_tasks
 from tfos.spark.shares import NodeShare
 
 _WHOLE_GPU = 10**16
-"""One GPU in the units in which Spark's scheduler counts parts of it."""
+"""One GPU in the units of Spark's scheduler, which counts fractions of it."""
 _COMMON = 0
-"""Spark's number of the profile of executors that no role has for itself."""
+"""Spark's profile id of the common executors."""
 
 
 def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> Offer:
-    """Return the executors that no role has for itself, with what is free on them.
+    """Return the common executors, with their free resources.
 
-    The status store knows cores, but its counts of active tasks lag behind (measured: 0 while two
-    tasks ran); the scheduler's are exact.
+    The status store knows cores, but its counts of active tasks lag (measured: 0 while two tasks
+    ran); the scheduler's are exact.
 
     Args:
         sc: the SparkContext.
-        facts: what was read before the cluster began.
+        facts: Spark's settings, read before the cluster started.
         gpu_resource: the cluster's setting.
     """
     check_running(sc)
@@ -49,7 +49,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         free = _free(spark.taskScheduler().backend(), name, resource)
         if free is None:
             continue
-        # Free cores do not tell of tasks that hold something else, nor tasks of more cores' share.
+        # Free cores do not show tasks that hold something else, nor tasks that use more cores.
         busy = max(running.get(name, 0), slots - free.tasks(task))
         capacity = NodeShare(int(summary.totalCores()), _num_gpus(summary, resource))
         is_launching = _is_launching(free, running.get(name, 0))
@@ -61,7 +61,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
 
 
 def _is_launching(free: NodeShare, num_running: int) -> bool:
-    """Whether an executor has registered, and Spark gives it no task before it has set itself up.
+    """Whether an executor has registered but gets no task until it has set itself up.
 
     That takes seconds on a busy host. Until then Spark counts none of its cores as free.
     """
@@ -74,7 +74,7 @@ def _num_gpus(summary: Any, name: str) -> int:
 
 
 def _free(backend: Any, executor_id: str, name: str) -> NodeShare | None:
-    """Return what the scheduler can still give to tasks of an executor; None: it knows none."""
+    """Return what the scheduler can still give to tasks of an executor; None: unknown executor."""
     # As text: an Int or, from Spark 4.1 on, a decimal of Scala's, which py4j takes for an int.
     cores = backend.getExecutorAvailableCpus(executor_id).iterator().mkString()
     if not cores:

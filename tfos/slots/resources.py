@@ -1,4 +1,4 @@
-"""Resources that the user asks for each node of a role, and where its nodes go.
+"""Resources requested for each node of a role, and the placement of its nodes.
 
 Covers: Resources and its checks, RoleResources (both roles and the placement) against the plan.
 Does not: know Spark's settings (tfos.slots.profiles) or executors (tfos.slots.placing). Pure.
@@ -23,17 +23,17 @@ WORKER_NODES = "workers"
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What each node of a role has: `reserve(..., worker_resources=Resources(cores=4, gpus=1))`."""
+    """Resources per node of a role: `reserve(..., worker_resources=Resources(cores=4, gpus=1))`."""
 
     cores: int | None = None
-    """Cores of its Spark task, at least 1, and its compute threads unless
+    """Number of cores of its Spark task, at least 1, and of its compute threads unless
     `ClusterConfig(threads_per_node=...)` says otherwise; None: spark.task.cpus."""
     memory: str | None = None
     """Memory of the node's processes, such as "8g". Only with dynamic allocation, where each node
-    then has an executor of its own (docs/guides/resources.md); None: as Spark's settings say."""
+    then has its own executor (docs/guides/resources.md); None: as Spark's settings say."""
     gpus: int | None = None
-    """GPUs that Spark gives to the node's task; 0: none, and its processes see none. None: as
-    Spark's settings say. A parameter server never has one."""
+    """Number of GPUs that Spark gives to the node's task; 0: its processes see none. None: as in
+    Spark's settings. A parameter server never has one."""
 
     def __post_init__(self) -> None:
         for name, at_least in (("cores", 1), ("gpus", 0)):
@@ -50,7 +50,7 @@ class Resources:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is as Spark's settings say."""
+        """Whether nothing differs from Spark's settings."""
         return all(getattr(self, each.name) is None for each in fields(self))
 
     def __str__(self) -> str:
@@ -60,16 +60,16 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class RoleResources:
-    """What `reserve(ps_resources=…, worker_resources=…, placement=…)` asks for."""
+    """The arguments of `reserve(ps_resources=…, worker_resources=…, placement=…)`."""
 
     ps: Resources | None = None
     workers: Resources | None = None
-    """Of all nodes that are no parameter servers: chief, workers, evaluator."""
+    """Resources of all nodes except parameter servers: chief, workers, evaluator."""
     placement: Placement | None = None
-    """None: Spark decides."""
+    """Placement of the nodes; None: Spark decides."""
 
     def check(self, plan: Plan, gpu_resource: str | None) -> None:
-        """Refuse what contradicts itself, the plan or the name of the GPUs.
+        """Refuse requests that contradict themselves, the plan or gpu_resource.
 
         Args:
             plan: the nodes.
@@ -94,7 +94,7 @@ class RoleResources:
             )
 
     def of(self, node: PlannedNode) -> Resources | None:
-        """Return what is asked for a node; None: nothing."""
+        """Return the resources requested for a node; None: none."""
         return self.ps if group_of(node) == PS_NODES else self.workers
 
     def _check_ps(self, asked: Resources, plan: Plan) -> None:

@@ -1,6 +1,6 @@
-"""Whether a cluster's slots are there, are to be awaited, or will not come.
+"""Decides whether a cluster's slots are there, should be awaited, or will not come.
 
-Covers: the decision, offer by offer, and its sentences.
+Covers: the decision, offer by offer, and its messages.
 Does not: ask Spark or wait itself (tfos.slots.awaiting). Pure: the time is an argument.
 """
 
@@ -17,7 +17,7 @@ from tfos.slots.placing import Fit, SlotNeeds
 from tfos.slots.resources import WORKER_NODES
 
 _TOLD_S = 60.0
-"""A fit that waits longer for slots that others hold says who they are."""
+"""Seconds after which a fit that waits for occupied slots names their holders."""
 _ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
 
 
@@ -34,30 +34,30 @@ class SlotWait:
     Their starting nodes are counted twice until they register; SlotWait waits for that too.
 
     A cluster that shares its slots waits for those that tasks hold, if it would fit without them.
-    A slot that is free for one look may be that of a task whose successor starts.
+    A slot that is free for one moment may belong to a task whose successor is starting.
     """
 
     needs: SlotNeeds
     config: ClusterConfig
     started_s: float
     master: str = ""
-    """Spark's, which decides what gives more slots."""
+    """Spark's master, which decides how to get more slots."""
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
     _outstanding_s: float = -math.inf
-    """When an executor was awaited last: only from then on are slots that are held."""
+    """When an executor was last awaited: only after that do slots count as held."""
     _fitted: bool = True
-    """Whether the cluster fitted at the last look; at the first one it need not have."""
+    """Whether the cluster fitted at the last check; at the first one it need not have."""
 
     def ready(self, offer: Offer, now_s: float) -> Fit | None:
-        """Return how the cluster fits now; None: it does not yet.
+        """Return how the cluster fits now; None: it does not fit yet.
 
         Args:
             offer: executors, slots and running tasks.
             now_s: monotonic seconds.
 
         Raises:
-            NotEnoughSlots: it does not, and waiting longer is of no use.
+            NotEnoughSlots: it does not fit, and a longer wait would not help.
         """
         fit, fitted = offer.fit(self.needs), self._fitted or not self.config.shares_slots
         self._fitted = fit is not None
@@ -78,7 +78,7 @@ class SlotWait:
         fits_idle = offer.fit(self.needs, is_idle=True) is not None
         if offer.complete and not fits_idle:
             text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
-            raise NotEnoughSlots(text)  # even if others end
+            raise NotEnoughSlots(text)  # it would not fit even if others ended
         if offer.outstanding:
             self._outstanding_s = now_s
         if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
@@ -99,7 +99,7 @@ class SlotWait:
         return None
 
     def held(self, offer: Offer, now_s: float) -> str:
-        """Return what a wait for slots that tasks hold is for, once it is long; "": it is not.
+        """Return the message of a long wait for occupied slots; "" if the wait is not long.
 
         Args:
             offer: executors, slots and running tasks.
@@ -130,7 +130,7 @@ class SlotWait:
         return _ADVICE
 
     def until(self, offer: Offer) -> str:
-        """Return a sentence that names how long configured executors are awaited, if any are."""
+        """Return a sentence with the time limit for configured executors, if any are awaited."""
         if not offer.outstanding:
             return ""
         return (
@@ -141,7 +141,7 @@ class SlotWait:
 
 
 def _end_others(offer: Offer) -> str:
-    """Return what to do about slots that clusters of this program hold; "": none runs."""
+    """Return what to do about slots that clusters of this program hold; "" if none runs."""
     if not offer.running:
         return ""
     names, are_more = " and ".join(offer.running), len(offer.running) > 1
@@ -157,10 +157,10 @@ def _known(offer: Offer) -> str:
 
 
 def shortage(needs: SlotNeeds, offer: Offer) -> str:
-    """Return the sentence with the arithmetic of too few slots; it gives no advice.
+    """Return the arithmetic of too few slots as a sentence, without advice.
 
     Args:
-        needs: of the cluster's nodes.
+        needs: needs of the cluster's nodes.
         offer: executors, slots and running tasks.
     """
     if not offer.executors:
@@ -211,9 +211,9 @@ def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
     Otherwise it returns after the start and its slot serves feed tasks.
 
     Args:
-        needs: of the cluster's nodes.
+        needs: needs of the cluster's nodes.
         offer: executors, slots and running tasks.
-        fit: of the cluster there.
+        fit: how the cluster fits there.
     """
     if not needs.num_fed or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
@@ -223,12 +223,12 @@ def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
 
 
 def kept_executors(needs: SlotNeeds, offer: Offer, fit: Fit) -> frozenset[str]:
-    """Return the executors whose whole GPUs nodes keep when their tasks have returned.
+    """Return the executors whose whole GPUs nodes keep after their tasks return.
 
     Args:
-        needs: of the cluster's nodes.
+        needs: needs of the cluster's nodes.
         offer: executors, slots and running tasks.
-        fit: of the cluster there.
+        fit: how the cluster fits there.
     """
     if not needs.shares_tasks or workers_hold_slots(needs, offer, fit):
         return frozenset()

@@ -1,8 +1,8 @@
-"""What YARN says about an application: containers that it has given to it.
+"""Containers that YARN has given to an application.
 
-Covers: one bounded question to the ResourceManager by the client that Spark brings.
-Does not: judge the answer (tfos.slots.offer), or see what happens in a container: for YARN one that
-is being localised runs.
+Covers: one bounded request to the ResourceManager, with the client that Spark includes.
+Does not: judge the answer (tfos.slots.offer), or see what happens in a container: YARN reports a
+container that is being localised as running.
 Threads: one at a time.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 _logger = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
-"""An answer is kept as long: each costs the ResourceManager a request."""
+"""Seconds for which an answer is reused: each costs the ResourceManager a request."""
 _PATIENCE_MS = 3000
 
 
@@ -23,7 +23,7 @@ class YarnContainers:
     """Counts the containers of an application's executors.
 
     Args:
-        sc: the SparkContext; one of another master has none.
+        sc: the SparkContext; without YARN as its master, there are no containers.
     """
 
     def __init__(self, sc: Any) -> None:
@@ -33,11 +33,11 @@ class YarnContainers:
         self._count: int | None = None
 
     def count(self) -> int | None:
-        """Return how many containers executors have now; None: not known."""
+        """Return the number of the executors' containers now; None: unknown."""
         now_s = time.monotonic()
         if self._is_asked and (self._count is None or now_s - self._asked_s >= _FRESH_S):
             try:
-                self._count = max(0, self._used() - 1)  # one is the ApplicationMaster's
+                self._count = max(0, self._used() - 1)  # one belongs to the ApplicationMaster
             except Exception as error:  # noqa: BLE001 - py4j's, whose kinds need pyspark; a detail
                 _logger.info("YARN does not tell its containers: %s", error)
                 self._is_asked, self._count = False, None
@@ -47,7 +47,7 @@ class YarnContainers:
     def _used(self) -> int:
         api = self._sc._jvm.org.apache.hadoop
         conf = api.conf.Configuration(self._sc._jsc.hadoopConfiguration())
-        # By default a silent ResourceManager is asked for 15 minutes.
+        # By default a silent ResourceManager would be asked for 15 minutes.
         conf.setInt("yarn.resourcemanager.connect.max-wait.ms", _PATIENCE_MS)
         conf.setInt("yarn.resourcemanager.connect.retry-interval.ms", _PATIENCE_MS // 3)
         conf.setInt("ipc.client.rpc-timeout.ms", _PATIENCE_MS)

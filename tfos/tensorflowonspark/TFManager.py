@@ -81,8 +81,8 @@ def connect(address: Any, authkey: bytes) -> NoReturn:
     """Refuse: no manager listens.
 
     Args:
-        address: of a manager.
-        authkey: of a manager.
+        address: address of a manager.
+        authkey: key of a manager.
 
     Raises:
         UnsupportedError: always; names what to use.

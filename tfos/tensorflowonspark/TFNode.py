@@ -41,7 +41,7 @@ def DataFeed(
         mgr: `ctx.mgr`, or what TFManager.start returns.
         train_mode: False: a batch ends with its partition, for inference.
         qname_in: name of the feed.
-        qname_out: of the queue of results; without effect for `ctx.mgr`.
+        qname_out: name of the queue of results; no effect for `ctx.mgr`.
         input_mapping: column name to tensor name; batches are then dicts of lists.
     """
     return mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
@@ -52,8 +52,8 @@ def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> Non
 
     Args:
         ctx: the context of main_fun.
-        num_gpus: of the server.
-        rdma: of the server.
+        num_gpus: GPUs of the server.
+        rdma: whether the server uses RDMA.
 
     Raises:
         UnsupportedError: always; names what to write.
@@ -84,11 +84,11 @@ def release_port(ctx: Any) -> None:
 
 
 def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> Any:
-    """Return up to `batch_size` rows, as the first release did; DataFeed.next_batch since then.
+    """Return up to `batch_size` rows, as in the first release; DataFeed.next_batch replaced it.
 
     Args:
         mgr: `ctx.mgr`.
-        batch_size: rows at most.
+        batch_size: largest number of rows.
         qname: name of the feed.
     """
     return _feed(mgr, qname).next_batch(batch_size)
@@ -100,7 +100,7 @@ def batch_results(mgr: Any, results: Any, qname: str = "output") -> None:
     Args:
         mgr: `ctx.mgr`.
         results: one per row, in order.
-        qname: of the results, without effect: they return to the senders of their rows.
+        qname: name of the results' queue; no effect: results return to the senders of their rows.
     """
     del qname
     for feed in _feeds.get(mgr, {}).values():

@@ -24,15 +24,15 @@ def run(
 ) -> None:
     """Run `map_fn(tf_args, ctx)` in that many processes and return once all have ended.
 
-    `ctx.worker_num` and `ctx.num_workers` tell a process which share of the work is its own;
-    TF_CONFIG is not set, so TensorFlow takes no process for a part of a cluster.
+    `ctx.worker_num` and `ctx.num_workers` define a process's share of the work. TF_CONFIG is not
+    set, so TensorFlow does not treat a process as part of a cluster.
 
     Args:
         sc: SparkContext or classic SparkSession.
         map_fn: what each process runs.
         tf_args: anything that pickles; a list becomes sys.argv.
         num_executors: processes, one task slot each.
-        use_barrier: without effect: all slots are taken at once, as with a barrier.
+        use_barrier: no effect: all slots are taken at once, as with a barrier.
 
     Raises:
         NotEnoughSlots: Spark cannot run all processes at once.

@@ -67,7 +67,7 @@ class TFNodeContext:
         Args:
             train_mode: False: a batch ends with its partition.
             qname_in: name of the feed.
-            qname_out: of the results.
+            qname_out: name of the queue of results.
             input_mapping: column name to tensor name.
         """
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)

@@ -1,7 +1,7 @@
 """TensorFlowOnSpark's modules under their names, over tfos; `tensorflowonspark` forwards to them.
 
-Each is a thin door: TFCluster and TFParallel start tfos' cluster, TFNode reads its feeds, pipeline
-trains by it. What TensorFlow 2 or tfos does otherwise raises UnsupportedError with what to write.
+Each is thin: TFCluster and TFParallel start tfos' cluster, TFNode reads its feeds, pipeline trains
+with it. Where TensorFlow 2 or tfos differs, UnsupportedError says what to write instead.
 docs/guides/coming-from-tensorflowonspark.md has the differences.
 """
 

@@ -2,7 +2,7 @@
 
 Covers: export_saved_model with the signature names of Keras 2 and the rows of tables,
 disable_auto_shard, GPUs.
-Does not: choose among workers: every worker calls it, and one of them is the chief.
+Does not: choose a worker: every worker calls it, and one of them is the chief.
 Runs in: the worker's process.
 """
 
@@ -31,15 +31,15 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     An input is called as the user called it, or `<first layer>_input`; an output as its layer.
 
     Args:
-        model: of Keras 3, of tf-keras, or any tf.Module.
+        model: a model of Keras 3 or tf-keras, or any tf.Module.
         export_dir: path or URL of the directory.
-        is_chief: False: nothing is done for a model of ctx.distribute or with tables. Another one
-            is written to a temporary directory and dropped: tf.distribute needs every worker's
-            part in a save.
+        is_chief: if False, a model of ctx.distribute or with tables is not written. Any other model
+            is written to a temporary directory and dropped: tf.distribute needs every worker in a
+            save.
 
     Raises:
         UnsupportedError: a Keras model without fixed inputs; names the call to use.
-        UnsupportedModel: a table has more rows than a SavedModel is to hold.
+        UnsupportedModel: a table has more rows than a SavedModel may have.
         SettingsError: a directory that YARN removes with this container, or a URL of one with
             other content, which the transfer would remove.
     """
@@ -62,7 +62,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
 
 def _is_saved_by_one(model: Any) -> bool:
-    """Return whether the servers, or no other process at all, have what a model consists of."""
+    """Return whether a model's state is on the servers, or in no other process."""
     import keras
 
     if not isinstance(model, keras.Model):
@@ -73,7 +73,7 @@ def _is_saved_by_one(model: Any) -> bool:
 
 
 def disable_auto_shard(options: Any) -> None:
-    """Tell tf.distribute to leave a dataset whole, as one that is fed must be.
+    """Tell tf.distribute not to shard a dataset, as fed datasets need.
 
     Args:
         options: a tf.data.Options.
@@ -144,7 +144,7 @@ def _write(model: Any, directory: str) -> None:
 
 
 def input_names(model: Any) -> list[str]:
-    """Return the names of a Keras 3 model's inputs as Keras 2 would have them in a signature."""
+    """Return the names of a Keras 3 model's inputs as in a Keras 2 signature."""
     names = [str(each.name) for each in model.inputs]
     if len(names) == 1 and _AUTOMATIC.fullmatch(names[0]) and not hasattr(model, "output_names"):
         return [f"{model.layers[0].name}_input"]

@@ -2,7 +2,7 @@
 
 Covers: `from tensorflow_estimator.python.estimator.export import export_lib`, and of that
 `get_timestamped_export_dir`, which TensorFlowOnSpark's own examples call.
-Does not: take the place of a tensorflow_estimator that is installed.
+Does not: replace an installed tensorflow_estimator.
 Runs in: any process.
 """
 
@@ -19,7 +19,7 @@ _MODULE = "tensorflow_estimator.python.estimator.export.export_lib"
 
 
 def offer() -> None:
-    """Answer imports of the module that nothing else answers; idempotent."""
+    """Answer imports of the module that no other finder answers; idempotent."""
     if not any(isinstance(each, _LastFinder) for each in sys.meta_path):
         sys.meta_path.append(_LastFinder())
 
@@ -33,7 +33,7 @@ class _LastFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of one of them."""
+        """Return the spec of one of these modules."""
         del path, target
         if fullname != _MODULE and not _MODULE.startswith(f"{fullname}."):
             return None
@@ -45,6 +45,6 @@ class _LastFinder(MetaPathFinder, Loader):
             vars(module)["get_timestamped_export_dir"] = self._timestamped
 
     def _timestamped(self, export_dir_base: str) -> str:
-        """Return `<base>/<seconds of now>`, another one at each call."""
+        """Return `<base>/<current seconds>`, different at each call."""
         self._latest = max(int(time.time()), self._latest + 1)
         return f"{export_dir_base.rstrip('/')}/{self._latest}"

@@ -15,9 +15,9 @@ from tfos.node import gpus
 from tfos.node.gpus import GpuToolFailed, HostGpus
 
 MAX_RETRIES = 3
-"""How often free GPUs are looked for."""
+"""Number of searches for free GPUs."""
 RETRY_S = 30.0
-"""Seconds before the second look; the third comes after twice as many."""
+"""Seconds before the second search; the third waits twice as long."""
 AS_STRING = "string"
 AS_LIST = "list"
 _ASK_S = 60.0
@@ -39,14 +39,14 @@ def get_gpus(
     """Return the indexes of free GPUs, on which no process computes.
 
     Args:
-        num_gpu: how many, 1 or more.
+        num_gpu: number of GPUs, 1 or more.
         worker_index: number of this process on this host: processes with other numbers get other
             GPUs while there are enough; -1: the first free ones.
         format: "string": joined by commas, for CUDA_VISIBLE_DEVICES; "list": a list.
 
     Raises:
-        SettingsError: an argument cannot work.
-        UnsupportedError: there are not so many free GPUs, after three looks.
+        SettingsError: an argument is invalid.
+        UnsupportedError: there are too few free GPUs, after three searches.
     """
     if num_gpu < 1 or format not in (AS_STRING, AS_LIST):
         raise SettingsError(
@@ -68,11 +68,11 @@ def get_gpus(
 
 
 def choose(free: Sequence[str], num_gpu: int, worker_index: int) -> list[str]:
-    """Return `num_gpu` of the free GPUs: for each worker the next ones, from the start again.
+    """Return `num_gpu` of the free GPUs: each worker gets the next ones, starting over at the end.
 
     Args:
         free: indexes of at least `num_gpu` GPUs.
-        num_gpu: how many.
+        num_gpu: number of GPUs.
         worker_index: number of the process on its host, -1 for the first.
     """
     first = max(worker_index, 0) * num_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Marker:
-    """Something in a queue that is no row."""
+    """A queue entry that is not a row."""
 
 
 class EndPartition(Marker):

@@ -1,4 +1,4 @@
-"""Namespace: a program's arguments as attributes, whatever they came as. Pure."""
+"""Namespace: a program's arguments as attributes, from any kind of source. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tfos.errors import SettingsError
 
 
 class Namespace:
-    """Arguments as attributes; `name in args` tells whether there is one.
+    """Arguments as attributes; `name in args` says whether there is one.
 
-    One of a list iterates over its words and equals it, so that parsers take it for the list.
+    A Namespace of a list iterates over its words and equals it, so that parsers accept it as the
+    list.
 
     Args:
         d: a dict, a Namespace, an argparse.Namespace; or a list, which becomes `argv`.

@@ -33,7 +33,7 @@ def _to_mode(value: Any) -> InputMode:
 
 
 class TFParams(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Base of what has arguments and Params.
+    """Base of classes with arguments and Params.
 
     Attributes:
         args: the user's arguments.
@@ -42,7 +42,7 @@ class TFParams(Params):  # type: ignore[misc]  # pyspark is not checked
     args: Any = None
 
     def merge_args_params(self) -> Namespace:
-        """Return the arguments with the Params that have a value laid over them."""
+        """Return the arguments, overlaid with the Params that have a value."""
         merged = Namespace(copy.copy(self.args) if self.args is not None else {})
         for each in self.params:
             if self.isDefined(each):
@@ -69,7 +69,7 @@ class HasClusterSize(Params):  # type: ignore[misc]  # pyspark is not checked
 
 
 class HasEpochs(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Has `epochs`: how often the rows are fed."""
+    """Has `epochs`: passes over the rows."""
 
     epochs = param("epochs", "how often the rows are fed", TypeConverters.toInt)
 
@@ -97,7 +97,7 @@ class HasInputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
 
 
 class HasInputMode(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Has `input_mode`: InputMode.SPARK, the only one."""
+    """Has `input_mode`: InputMode.SPARK, the only mode."""
 
     input_mode = param("input_mode", "InputMode.SPARK, the only one", _to_mode)
 
@@ -131,7 +131,7 @@ class HasOutputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
 
 
 class HasProtocol(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Has `protocol`: grpc, the only one."""
+    """Has `protocol`: grpc, the only protocol."""
 
     protocol = param("protocol", "grpc, the only one", TypeConverters.toString)
 
@@ -201,7 +201,7 @@ class HasTagSet(Params):  # type: ignore[misc]  # pyspark is not checked
 
 
 class HasFeedTimeout(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Has `feed_timeout`: seconds without any worker taking a row."""
+    """Has `feed_timeout`: seconds in which no worker takes a row."""
 
     feed_timeout = param(
         "feed_timeout", "seconds without any worker taking a row", TypeConverters.toFloat

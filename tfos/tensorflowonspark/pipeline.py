@@ -91,7 +91,7 @@ __all__ = [
 
 
 class _Stored(TFParams, MLWritable, MLReadable[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Saves and loads with the arguments, and the functions by their names."""
+    """Saves and loads, together with the arguments and the functions by name."""
 
     functions: tuple[str, ...] = ()
     """Attributes that are functions."""
@@ -130,8 +130,8 @@ class TFEstimator(
     """Trains `train_fn(args, ctx)` on a cluster, fed from a DataFrame.
 
     Args:
-        train_fn: main_fun of the cluster; its `args` are tf_args with the Params laid over them, or
-            the list that tf_args is, which is sys.argv too.
+        train_fn: main_fun of the cluster; its `args` are tf_args overlaid with the Params, or
+            the list that tf_args is, which also becomes sys.argv.
         tf_args: a dict, a Namespace, an argparse.Namespace or a list of a command line's words.
         export_fn: called as `export_fn(args)` on one executor after the training; None: train_fn
             exports.
@@ -224,7 +224,7 @@ class TFModel(
 ):
     """Fills columns with the outputs of a SavedModel's signature; input columns are dropped.
 
-    Numbers become double and bigint, as those of Python's rows.
+    Numbers become double and bigint, like Python's numbers in rows.
 
     Args:
         tf_args: arguments, kept for programs that read them.
@@ -314,7 +314,7 @@ def yield_batch(
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> NoReturn:
-    """Refuse: a graph of TensorFlow 1.
+    """Refuse, since it is a graph of TensorFlow 1.
 
     Args:
         saved_model_dir: directory of the SavedModel.
@@ -365,7 +365,7 @@ def _check_keys(value: Any) -> None:
     """Refuse keys that JSON would turn into texts: loaded, they would not be found.
 
     Raises:
-        TypeError: a key is none.
+        TypeError: a key is not a str.
     """
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -383,7 +383,7 @@ class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Return what was saved there."""
+        """Return the saved object."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
         made: Any = self._cls.__new__(self._cls)
         functions = {name: function_of(each) for name, each in metadata["functions"].items()}
@@ -400,7 +400,7 @@ def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
     """Return the mapped columns in the order of their names.
 
     Raises:
-        SettingsError: none is mapped, or the DataFrame lacks one or has two of its name.
+        SettingsError: no column is mapped, or the DataFrame lacks one or has it twice.
     """
     missing = sorted(set(mapping) - set(dataset.columns))
     if missing or not mapping:

@@ -21,7 +21,7 @@ class QueueFeed:
 
     Args:
         rows: the queue that is read.
-        results: takes the results; None: there are none.
+        results: takes the results; None: no results.
         train_mode: False: a batch ends with its partition.
         input_mapping: column name to tensor name; batches are then dicts of lists.
     """
@@ -66,7 +66,7 @@ class QueueFeed:
         """Put results into the queue of results, one by one.
 
         Raises:
-            SettingsError: there is no such queue.
+            SettingsError: there is no queue of results.
         """
         if self._results is None:
             raise SettingsError(
@@ -76,7 +76,7 @@ class QueueFeed:
             self._results.put(result)
 
     def terminate(self) -> None:
-        """Drop what the queue holds, and end the feed."""
+        """Drop the rows in the queue, and end the feed."""
         self.done_feeding = True
         while not self._rows.empty():
             self._rows.get()

@@ -1,4 +1,4 @@
-"""reservation: what programs use of it: asking a stream to stop, counting reservations.
+"""reservation: what programs use from it: stop requests to a stream, counting of reservations.
 
 Covers: Client(addr).request_stop(); Reservations.
 Does not: reserve nodes: tfos.driver.reservation does, over an authenticated control plane.
@@ -21,10 +21,10 @@ _NO_ROSTER = (
 
 
 class Reservations:
-    """Counts what was added until all is there. Threads: any.
+    """Counts additions until all are there. Threads: any.
 
     Args:
-        required: how many are awaited.
+        required: number of reservations to wait for.
     """
 
     def __init__(self, required: int) -> None:
@@ -38,16 +38,16 @@ class Reservations:
             self._added.append(meta)
 
     def done(self) -> bool:
-        """Return whether all are there."""
+        """Return whether all reservations are there."""
         return self.remaining() <= 0
 
     def get(self) -> list[Any]:
-        """Return those that are there."""
+        """Return the reservations that are there."""
         with self._lock:
             return list(self._added)
 
     def remaining(self) -> int:
-        """Return how many are missing."""
+        """Return the number of missing reservations."""
         with self._lock:
             return self.required - len(self._added)
 
@@ -59,7 +59,7 @@ class Client:
         server_addr: host and port of the driver, `cluster.cluster_meta["server_addr"]`.
 
     Raises:
-        SettingsError: it is no pair of a host and a port.
+        SettingsError: it is not a pair of host and port.
     """
 
     def __init__(self, server_addr: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """util: the few functions of TensorFlowOnSpark's util that programs call.
 
 Covers: single_node_env, get_ip_address, find_in_path, the file of an executor's id.
-Does not: anything a cluster of tfos needs.
+Does not: cover anything that a tfos cluster needs.
 Runs in: any process.
 """
 
@@ -21,7 +21,7 @@ _FAR = ("192.0.2.1", 9)
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
-    """Prepare this process for TensorFlow alone: no TF_CONFIG, GPUs of its own.
+    """Prepare this process for stand-alone TensorFlow: no TF_CONFIG, its own GPUs.
 
     Args:
         num_gpus: GPUs of this process; 0: none.

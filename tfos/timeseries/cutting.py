@@ -1,7 +1,7 @@
-"""Cutting of sorted rows into windows, many series at a time, without a loop over rows.
+"""Cutting of sorted rows into windows, for many series at a time, without a loop over rows.
 
-Covers: Arrow batches in the order of series and time to tables of windows; what is carried from
-one batch to the next.
+Covers: Arrow batches, sorted by series and time, to tables of windows; rows carried from one batch
+to the next.
 Does not: sort, or know Spark (tfos.timeseries.window_frame).
 Runs in: Spark's tasks.      Threads: none.
 """
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tfos.errors import DataError
 
 TIME, VALUE = "_tfos_time", "_tfos_value"
-"""Columns of the rows, beside those of the user that name a series."""
+"""Columns of the rows, next to the user's columns that name a series."""
 _DAY_US = 86_400_000_000
 
 
@@ -30,21 +30,21 @@ class WindowPlan:
     """
 
     series: tuple[str, ...]
-    """Columns that name a series; none: all rows are one."""
+    """Columns that name a series; none: all rows are one series."""
     lookback: int
     horizon: int
     step: int
-    """Rows from one window's beginning to the next one's, from the beginning of the run."""
+    """Rows between the starts of two windows, counted from the start of the run."""
     every: float | None
-    """Difference of neighbouring times: microseconds of timestamps and dates, or in the unit of a
-    column of numbers; None: any."""
+    """Difference of neighbouring times: in microseconds for timestamps and dates, in the column's
+    unit for numbers; None: any."""
     averages_duplicates: bool
     time_name: str
-    """Of the user's column, for messages."""
+    """Name of the user's column, for messages."""
 
     @property
     def length(self) -> int:
-        """Rows of a window."""
+        """Number of rows of a window."""
         return self.lookback + self.horizon
 
 
@@ -54,7 +54,7 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
     Args:
         batches: rows of one partition in the order of series and time: the series' columns, TIME
             (timestamps, dates or numbers) and VALUE (float64).
-        plan: how.
+        plan: how to cut.
 
     Raises:
         DataError: times of a series are equal, missing or out of step; names it.
@@ -69,7 +69,7 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
             continue
         rows = rows.combine_chunks()
         positions = _positions(rows, plan, carried_positions)
-        # The first row of the carried ones was judged with the row before it, which is gone.
+        # The first carried row was checked against the row before it, which is gone.
         found = _windows(rows, positions, plan, len(carried_positions))
         if found.num_rows:
             yield found
@@ -82,9 +82,9 @@ def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarra
     """Return each row's position in its run from 0; -1 for a missing value (int64).
 
     Args:
-        rows: carried and new ones.
-        plan: how.
-        known: positions of the carried ones.
+        rows: carried and new rows.
+        plan: how to cut.
+        known: positions of the carried rows.
     """
     is_missing = ~np.isfinite(_values(rows))
     begins = np.ones(rows.num_rows, bool)
@@ -93,26 +93,26 @@ def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarra
     starts = np.maximum.accumulate(np.where(begins, index, 0))
     positions = index - starts
     if len(known):
-        # Rows of the run that the first carried row belongs to began earlier.
+        # The run of the first carried row began earlier.
         positions[starts == 0] += known[0]
     positions[is_missing] = -1
     return positions
 
 
 def _values(rows: pa.Table) -> np.ndarray:
-    """Return values as windows hold them (float32): what is too large for that is infinite."""
+    """Return values as in windows (float32): a value that is too large becomes infinite."""
     with np.errstate(over="ignore"):
         found: np.ndarray = rows[VALUE].to_numpy().astype(np.float32)
         return found
 
 
 def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
-    """Return for each row but the first whether it follows the one before it (bool)."""
+    """Return for each row except the first whether it continues the previous row (bool)."""
     same = np.ones(rows.num_rows - 1, bool)
     for name in plan.series:
         column = rows[name].combine_chunks()
         later, earlier = column[1:], column[:-1]
-        # As Spark groups them: nulls are one series, and so are NaN.
+        # As in Spark's grouping, nulls are one series, and so are NaNs.
         equal = pc.fill_null(pc.equal(later, earlier), False)
         equal = pc.or_(equal, pc.and_(pc.is_null(later), pc.is_null(earlier)))
         if pa.types.is_floating(column.type):
@@ -128,7 +128,7 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     if plan.every is None:
         return same
     steps = gap / plan.every
-    # A number of steps may be off by what the times themselves are rounded to.
+    # A number of steps may be off by the rounding of the times themselves.
     rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
     whole = np.rint(steps)
     is_whole = np.abs(steps - whole) <= 1e-6 + rounded
@@ -150,8 +150,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
 def _times(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return times as numbers, and which are missing; timestamps and dates in microseconds.
 
-    Whole numbers stay so: as float64, seconds since 1970 are off by more than a millionth of steps
-    of 100 ms, and a timestamp without a zone has no seconds since 1970 that zones agree about.
+    Integers stay integers: as float64, seconds since 1970 are off by more than a millionth of steps
+    of 100 ms, and a timestamp without a zone has no zone-independent seconds since 1970.
     """
     is_missing = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_date(column.type):
@@ -186,7 +186,7 @@ def _windows(rows: pa.Table, positions: np.ndarray, plan: WindowPlan, num_old: i
         found = views[ends - (plan.length - 1)]
     else:
         found = np.zeros((0, plan.length), np.float32)
-    origins = pa.array(ends - plan.horizon)  # the last row that is known
+    origins = pa.array(ends - plan.horizon)  # the last known row
     columns = {name: rows[name].take(origins) for name in plan.series}
     columns[TIME] = rows[TIME].take(origins)
     columns["past"] = _lists(found[:, : plan.lookback])

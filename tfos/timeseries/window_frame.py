@@ -1,4 +1,4 @@
-"""`tfos.timeseries.windows`: a DataFrame of (series, time, value) as one of windows.
+"""`tfos.timeseries.windows`: turns a DataFrame of (series, time, value) into windows.
 
 Covers: the arguments, Spark's sorting, names and types of the columns.
 Does not: cut (tfos.timeseries.cutting).
@@ -35,30 +35,31 @@ def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
     every: float | datetime.timedelta | None = None,
     duplicates: Literal["error", "mean"] = "error",
 ) -> Any:
-    """Return the windows of many time series, for training one forecaster of all or one for each.
+    """Return the windows of many time series, to train one forecaster for all or one for each.
 
-    Rows are sorted by Spark and cut by numpy, many series at a time. A row of the result is one
+    Spark sorts the rows and numpy cuts them, many series at a time. A row of the result is one
     window: the columns of `id`, `time` with the time of the last known value, `past` (array<float>,
-    `lookback` values) and `future` (array<float>, `horizon` values after it). A series shorter than
+    `lookback` values) and `future` (array<float>, the next `horizon` values). A series shorter than
     a window has none. No window has a missing value (null, NaN, infinite) or spans a gap.
 
     Args:
         df: one row per series and time, in any order.
-        id: the column, or columns, that name a series; None: all rows are one, which one task cuts.
+        id: one or more columns that name a series; None: all rows are one series, cut by one task.
         time: a column of timestamps, dates or numbers.
         value: a column of numbers.
         lookback: values that a forecaster sees.
         horizon: values that it predicts.
-        step: rows from the beginning of one window to that of the next.
+        step: rows between the starts of two windows.
         every: difference of neighbouring times: a timedelta, or a number if the times are numbers.
-            A larger one is a gap; one that is no multiple is an error. None: rows that follow each
-            other are neighbours, whatever their times.
+            A larger one is a gap; one that is not a multiple is an error. None: consecutive rows
+            are
+                neighbours, whatever their times.
         duplicates: "error": equal times in a series fail the job, with the series' name; "mean":
             their values are averaged, without missing ones.
 
     Raises:
-        SettingsError: a column or a number cannot work. What is wrong in the rows raises DataError
-            in Spark's job, with the series and the time.
+        SettingsError: a column or a number is invalid. Invalid rows raise DataError in Spark's job,
+            with the series and the time.
     """
     series = (id,) if isinstance(id, str) else () if id is None else tuple(id)
     for name, number in (("lookback", lookback), ("horizon", horizon), ("step", step)):
@@ -96,7 +97,7 @@ class WindowTask:
 
 
 _COLLATED = " collate "
-"""In Spark's name of the type of texts that are not compared byte by byte."""
+"""Part of Spark's name for text types that are not compared byte by byte."""
 _NESTED = ("array", "struct", "map", "variant")
 
 
@@ -112,7 +113,7 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
     ours = {*_OURS, TIME, VALUE}
     taken = [name for name in (*series, time) if name.casefold() in ours]
     if taken:
-        raise SettingsError(f"column {taken[0]!r} is also one of the result; rename it")
+        raise SettingsError(f"column {taken[0]!r} is also a column of the result; rename it")
     for name in series:
         if kinds[name].startswith(_NESTED):
             raise SettingsError(
@@ -120,7 +121,7 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
                 "name its parts, or a text made of them"
             )
         if _COLLATED in kinds[name]:
-            # Spark would sort "A" and "a" as one series, and their texts tell two apart.
+            # Spark would sort "A" and "a" as one series, but their texts are different series.
             raise SettingsError(
                 f"id column {name!r} is a {kinds[name]}, for which different texts may be equal: "
                 f"pass df.withColumn({name!r}, col({name!r}).cast('string')), of lower(...) if "
@@ -157,7 +158,7 @@ def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: Windo
     number = functions.col(quoted(value)).cast("double")
     rows = df.select(*names, functions.col(quoted(time)).alias(TIME), number.alias(VALUE))
     if plan.averages_duplicates:
-        # NaN is not below infinity: for Spark it is the largest number.
+        # NaN is not below infinity: Spark treats it as the largest number.
         usable = functions.when(functions.abs(VALUE) < math.inf, functions.col(VALUE))
         rows = rows.groupBy(*names, TIME).agg(functions.avg(usable).alias(VALUE))
     return rows.repartition(*(names or (1,))).sortWithinPartitions(*names, TIME)

@@ -1,7 +1,7 @@
-"""The package tensorflowonspark over tfos: each module is that of tfos.tensorflowonspark.
+"""The package tensorflowonspark over tfos: each module forwards to tfos.tensorflowonspark.
 
-The original distribution has a package of the same name. Where both are installed, files of both
-lie in one directory, so importing it is refused.
+The original distribution has a package of the same name. If both are installed, their files are
+in one directory, so the import is refused.
 """
 
 import os
@@ -25,4 +25,4 @@ def _refuse_original() -> None:
 
 
 _refuse_original()
-legacy_keras.prefer(os.environ, sys.modules)  # the programs that import this are of Keras 2's time
+legacy_keras.prefer(os.environ, sys.modules)  # importing programs were written for Keras 2

@@ -353,14 +353,14 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (frame, {"epochs": 0}, "epochs must be an int >= 1, got 0"),
         (frame, {"clusterSize": 3, "numPS": 0}, "clusterSize=3 with numPS=0: several workers"),
         (frame, {"clusterSize": 1, "numPS": 1}, "clusterSize=1 with numPS=1 leaves no worker"),
-        (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which save"),
+        (frame, {"checkpointDir": "/tmp/c"}, "needs parameter servers, which write it"),
     ):
         with pytest.raises(SettingsError, match=text):
             KerasEstimator(model_fn=linear, **asked).fit(given)
     conf, name = frame.sparkSession.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
     conf.set(name, "1m")
     try:
-        with pytest.raises(SettingsError, match=f"{name} is 1048576 bytes; the trained model"):
+        with pytest.raises(SettingsError, match=f"{name} is 1048576 bytes, but the trained model"):
             KerasEstimator(model_fn=linear).fit(frame)
     finally:
         conf.remove(name)
@@ -576,7 +576,7 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
     }
     estimator = Estimator.from_keras(**where)
     columns: dict[str, Any] = {"feature_cols": "features", "label_cols": "label"}
-    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+    with pytest.raises(SettingsError, match=r"exists only in workers. Call fit\(\) or load"):
         estimator.predict(frame, "features")
     frame.drop("features").write.parquet(str(tmp_path / "rows"))
     first = estimator.fit(frame, 2, 20, **columns, validation_data=frame.limit(50))

@@ -67,15 +67,15 @@ def test_a_bad_row_names_its_partition_row_and_column(sql, saved):
 @pytest.mark.long
 def test_what_no_model_can_answer_is_refused_at_once(saved, monkeypatch):
     for asked, text in (
-        ({"inputs": "z"}, r"inputs \['z'\] are named, the model .* has x float32\[3\]"),
-        ({"outputs": ["z"]}, r"outputs \['z'\] are named, the model .* has p float32\[1\], y"),
+        ({"inputs": "z"}, r"inputs \['z'\] are named, but the model .* has x float32\[3\]"),
+        ({"outputs": ["z"]}, r"outputs \['z'\] are named, but the model .* has p float32\[1\], y"),
         ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
     ):
         with pytest.raises(SettingsError, match=text):
             predict_column(saved, **asked)
     with pytest.raises(SettingsError, match=r"no \.keras file and no export is at /none\.keras"):
         predict_column("/none.keras")
-    with pytest.raises(SettingsError, match=r"0 columns are given, the model .* takes x float32"):
+    with pytest.raises(SettingsError, match=r"0 columns .*, but the model .* takes x float32"):
         predict_column(saved)()
     monkeypatch.setattr("tfos.predict.column.arrow_udf", lambda: None)
     with pytest.raises(SettingsError, match=r"needs Spark 4\.1, .*; this is 4\."):
@@ -98,7 +98,7 @@ def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, sa
     frame = frame_of(sql, 60)
     for columns, output, nulls, text in (
         (["q"], None, "error", r"'q': the DataFrame has no such column: it has"),
-        (None, "a", "error", r"output='a': the model .* has the outputs \['y', 'p'\]"),
+        (None, "a", "error", r"output='a', but the model .* has the outputs \['y', 'p'\]"),
         (None, None, 0, "nulls=0, output=None beside model="),
     ):
         with pytest.raises(SettingsError, match=text):

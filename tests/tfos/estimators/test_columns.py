@@ -134,10 +134,10 @@ def test_columns_that_do_not_fit_the_model_are_refused():
     plan = ColumnPlan(features=("n", "word"), labels=("y",))
     plan.check_model(FIELDS, {}, ())
     plan.check_model(FIELDS, of(FLOAT, TEXT), ["out"])
-    text = r"the model has 3 inputs, featuresCols is \['n', 'word'\].*'in2'\], of a dict its sorted"
+    text = r"the model has 3 inputs, featuresCols is \['n', 'word'\].*'in2'\]; for a dict, its"
     with pytest.raises(SettingsError, match=text):
         plan.check_model(FIELDS, of(FLOAT, FLOAT, FLOAT), ["out"])
-    text = r"the model has 2 outputs, labelCols is \['y'\].*'b'\], of a dict its sorted keys"
+    text = r"the model has 2 outputs, labelCols is \['y'\].*'b'\]; for a dict, its sorted keys"
     with pytest.raises(SettingsError, match=text):
         plan.check_model(FIELDS, of(FLOAT, TEXT), ["a", "b"])
     with pytest.raises(SettingsError, match="feature column word: string: the model takes float32"):

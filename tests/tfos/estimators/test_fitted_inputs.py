@@ -71,7 +71,7 @@ def test_what_fits_no_input_is_left_to_keras_and_lists_of_several_lengths_to_the
     assert shapes(COLUMNS["pair"])[0].shape == (4, 2)
     (found,) = shapes(ragged)
     assert (found.values.tolist(), found.offsets.tolist()) == ([0, 1, 2], [0, 1, 1, 2, 3])
-    with pytest.raises(SettingsError, match=r"lists of several lengths .* side by side: pad"):
+    with pytest.raises(SettingsError, match=r"lists of several lengths .* side by side. Pad"):
         shapes((ragged, COLUMNS["pair"]))
 
 

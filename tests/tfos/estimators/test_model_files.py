@@ -119,7 +119,7 @@ def made(config, batch_size):
 
 def told_of_epochs(epochs=1):
     """Expect to be told that a fit on what a function makes leaves out no epoch."""
-    text = rf"goes on from .*servers-00001 and trains all epochs={epochs}"
+    text = rf"continues from .*servers-00001 and would train all epochs={epochs}"
     return pytest.warns(UserWarning, match=text)
 
 
@@ -144,7 +144,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
         (b"model 3", "servers-00003", True),
     ]
     alone = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(), str(runs))
-    with pytest.raises(SettingsError, match="has the state of parameter servers; go on with"):
+    with pytest.raises(SettingsError, match="has the state of parameter servers; continue with"):
         alone.load_latest_checkpoint()
 
 
@@ -299,12 +299,12 @@ def test_a_batch_of_a_stream_that_may_come_twice_is_not_fitted_on_what_servers_s
     behind = asked(FitSettings(cluster_size=3, words=words), str(tmp_path / "b"))
     behind.load_latest_checkpoint()
     for each in (kept, behind):
-        with refused(match=f"{instead}.*or leave model_dir out") if instead else as_it_is():
+        with refused(match=f"{instead}.*or leave out model_dir") if instead else as_it_is():
             each.fit(frame, feature_cols="x", label_cols="y")
     stage = KerasEstimator(
         model_fn=object, featuresCol="x", labelCol="y", clusterSize=2, checkpointDir=str(tmp_path)
     )
-    with refused(match=f"{instead}.*or leave checkpointDir out") if instead else as_it_is():
+    with refused(match=f"{instead}.*or leave out checkpointDir") if instead else as_it_is():
         stage.fit(frame)
     for each in (asked(FitSettings(), str(tmp_path)), asked(FitSettings(cluster_size=3), None)):
         each.fit(frame, feature_cols="x", label_cols="y")
@@ -380,7 +380,7 @@ def test_a_record_whose_step_could_not_be_read_knows_none(tmp_path):
 
 def test_an_untrained_model_of_workers_is_not_scored():
     estimator = Estimator(ModelRecipe(model_fn=object), {}, FitSettings(), None)
-    with pytest.raises(SettingsError, match=r"exists in workers only; call fit\(\) or load"):
+    with pytest.raises(SettingsError, match=r"exists only in workers. Call fit\(\) or load"):
         estimator.evaluate(made)
 
 
@@ -411,7 +411,7 @@ def test_a_model_dir_that_takes_no_models_is_refused_before_a_fit(tmp_path):
     file = tmp_path / "file"
     file.write_text("not a directory")
     for path in (str(file), f"{file}/below", "/proc/models"):
-        with pytest.raises(SettingsError, match=r"takes no models: .* Pass a directory in which"):
+        with pytest.raises(SettingsError, match=r"takes no models: .* Pass a directory that"):
             model_files.take_number(path)
     with pytest.raises(SettingsError, match=r"model_dir=.*file cannot be read"):
         model_files.newest_state(str(file))
@@ -422,5 +422,5 @@ def test_a_record_that_is_none_leaves_the_model_to_load(tmp_path):
     model_files.write_fit(str(tmp_path), 1, b"model", 1)
     for damage in ("", "{}", "[]"):
         (tmp_path / "model-00001.json").write_text(damage)
-        with pytest.raises(SettingsError, match=r"no record of a fit.*load\('.*00001\.keras'\)"):
+        with pytest.raises(SettingsError, match=r"not a fit's record.*load\('.*00001\.keras'\)"):
             model_files.newest_state(str(tmp_path))

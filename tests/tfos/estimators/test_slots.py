@@ -72,7 +72,7 @@ def test_a_fit_gives_up_where_no_other_ends_in_time():
     assert first.began.wait(WAIT_S)
     with (
         pytest.raises(
-            NotEnoughSlots, match=r"needs 2 task slots, .* 2 of 3; none .* for 0 s: look"
+            NotEnoughSlots, match=r"needs 2 task slots, .* 2 of 3; none .* for 0 s. Find"
         ),
         queue.take(2, lambda: 3, timeout_s=0.0),
     ):

@@ -37,7 +37,7 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
 def test_a_model_that_was_never_compiled_is_evaluated_by_no_node():
     """A cluster started for it, and its worker told of functions that are not in the file."""
     frame: Any = None
-    with pytest.raises(NotCompiled, match=r"never compiled: .*keras_model\(\), .*compile\("):
+    with pytest.raises(NotCompiled, match=r"never compiled: .*keras_model\(\) .*compile\("):
         KerasModel(keras_file(None)).evaluate(frame)
 
 
@@ -163,7 +163,12 @@ def test_what_leaves_a_setting_out_and_what_is_set_reaches_the_fit():
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
-    ({}, ("y",), ["x", "Prediction"], r"have a column 'prediction', .*\['x', 'Prediction'\]; name"),
+    (
+        {},
+        ("y",),
+        ["x", "Prediction"],
+        r"have a column 'prediction', .*\['x', 'Prediction'\]. Choose",
+    ),
     ({"predictionCol": "X"}, ("y",), ["x"], "the results have a column 'X'"),
     ({"classCol": "x"}, (), ["x"], "the results have a column 'x'"),
     ({"classCol": "prediction"}, ("y",), ["x"], "the results have a column 'prediction'"),
@@ -173,7 +178,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
         {"predictionCols": ["a"]},
         ("total", "side"),
         ["x"],
-        r"\['a'\]: .* outputs \['total', 'side'\]",
+        r"\['a'\], .* outputs \['total', 'side'\]",
     ),
     (
         {"predictionCols": ["side", "q"]},
@@ -181,8 +186,13 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [
         ["x"],
         r"predictionCols=.*'side' would be the output 'total'.*\['total', 'side'\]",
     ),
-    ({"classCol": "c"}, ("total", "side"), ["x"], "classCol='c': the model has the outputs"),
-    ({"classCol": "c", "predictionCols": ["a", "b"]}, (), ["x"], "a class is that of one output"),
+    ({"classCol": "c"}, ("total", "side"), ["x"], "classCol='c', but the model has the outputs"),
+    (
+        {"classCol": "c", "predictionCols": ["a", "b"]},
+        (),
+        ["x"],
+        "Only a model with one output has a class",
+    ),
     ({"predictionCol": "p", "predictionCols": ["a"]}, ("y",), ["x"], "set one of them"),
     ({"predictBatchSize": 0}, ("y",), ["x"], "predictBatchSize must be an int >= 1, got 0"),
 ]

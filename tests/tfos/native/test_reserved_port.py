@@ -70,5 +70,5 @@ def test_a_port_that_the_environment_names_is_reserved_once():
 
 @pytest.mark.parametrize("text", ["x", "70000", "-1"])
 def test_what_is_no_port_is_refused(text):
-    with pytest.raises(SettingsError, match="is no port"):
+    with pytest.raises(SettingsError, match="is not a port"):
         wanted_port({"TENSORFLOW_PORT": text})

@@ -40,7 +40,7 @@ def test_what_is_no_file_of_a_model_is_refused_when_it_is_loaded(tmp_path):
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     (tmp_path / "m.h5").write_bytes(b"HDF5")
     for name, text in (
-        ("m.h5", r"m\.h5: the model's 4 bytes are no \.keras file"),
+        ("m.h5", r"m\.h5: the model's 4 bytes are not a \.keras file"),
         ("", "directory"),
     ):
         with pytest.raises(SettingsError, match=text):
@@ -89,7 +89,7 @@ def test_what_orca_has_and_this_has_not_is_refused_with_what_to_do():
         (lambda **orca: estimator.fit(frame, **orca), {"steps_per_epoch": 3}, r"df\.limit\(n\)"),
         (lambda **orca: estimator.evaluate(frame, **orca), {"num_steps": 3}, r"evaluate\(num_st"),
         (lambda **orca: estimator.predict(frame, "x", **orca), {"verbose": 1}, r"verbose=False"),
-        (lambda **orca: estimator.save("m.keras", **orca), {"save_format": "h5"}, r"Keras 3's"),
+        (lambda **orca: estimator.save("m.keras", **orca), {"save_format": "h5"}, r"Keras 3 "),
         (lambda **orca: estimator.load("m.keras", **orca), {"custom_objects": {}}, "register"),
     ):
         with pytest.raises(SettingsError, match=text):
@@ -193,9 +193,9 @@ def test_columns_that_do_not_fit_the_model_have_the_names_of_orcas_arguments():
     recipe = dataclasses.replace(ONE_INPUT, inputs=both, outputs=("c", "d"))
     estimator = Estimator(recipe, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())
-    with pytest.raises(SettingsError, match=r"has 2 inputs, feature_cols is \['x'\]: name one"):
+    with pytest.raises(SettingsError, match=r"has 2 inputs, feature_cols is \['x'\]. Name one"):
         estimator.fit(frame, feature_cols="x", label_cols="y")
-    with pytest.raises(SettingsError, match=r"has 2 outputs, label_cols is \['y'\]: name one"):
+    with pytest.raises(SettingsError, match=r"has 2 outputs, label_cols is \['y'\]. Name one"):
         estimator.fit(frame, feature_cols=["x", "y"], label_cols="y")
 
 
@@ -220,11 +220,11 @@ def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
     for ask, text in (
         (
             lambda: estimator.fit(frame, validation_data=made, **columns),
-            "^validation_data must be a DataFrame or a path, as data is one; got function",
+            "^validation_data must be a DataFrame or a path, because data is one; got function",
         ),
         (
             lambda: estimator.fit(made, validation_data=frame),
-            r"^validation_data must be a function of \(config, batch_size\), as data is one; got",
+            r"^validation_data must be a function of \(config, batch_size\), because data is one",
         ),
         (lambda: estimator.predict(made, "x"), "^data must be a DataFrame or a path; got func"),
         (
@@ -250,10 +250,10 @@ def test_a_fit_goes_on_with_what_is_known_of_its_model():
 
 def test_a_batch_of_all_workers_that_does_not_divide_is_told_with_what_a_step_has():
     estimator = Estimator(ONE_INPUT, {}, FitSettings(cluster_size=4, num_ps=1), None)
-    with pytest.warns(UserWarning, match=r"batch_size=50 is of all 3 workers.* 16 rows.* has 48"):
+    with pytest.warns(UserWarning, match=r"batch_size=50 is for all 3 workers.* 16 rows.* has 48"):
         assert estimator._of_fit(0, 1, 50, (), None).batch_size == 16
     assert estimator._of_fit(0, 1, 51, (), None).batch_size == 17
-    with pytest.raises(SettingsError, match=r"batch_size=2 is of all 3 workers.*name 3 or more"):
+    with pytest.raises(SettingsError, match=r"batch_size=2 is for all 3 workers.*Pass 3 or more"):
         estimator._of_fit(0, 1, 2, (), None)
 
 

@@ -83,7 +83,7 @@ def test_a_damaged_export_is_told_by_its_own_sentence(monkeypatch):
     ("kind", "text"),
     [
         ({"base": "x"}, r"is a delta of the state x.*without since="),
-        ({}, r"holds tables alone.*ctx\.export\(model, path, tables=\"beside\"\)"),
+        ({}, r"has only tables.*ctx\.export\(model, path, tables=\"beside\"\)"),
     ],
 )
 def test_an_export_that_predicts_nothing_is_refused_before_its_index_is_built(
@@ -150,7 +150,7 @@ def test_a_model_whose_inputs_have_no_columns_of_their_names_asks_for_columns(mo
     monkeypatch.setattr(column, "check_classic", lambda frame: None)
     monkeypatch.setattr(column, "_whole_path", lambda session, path: path)
     frame = SimpleNamespace(sparkSession=None, columns=["a", "x"])
-    text = r"inputs \['a', 'b'\].* no column 'b': it has \['a', 'x'\]; columns= names those"
+    text = r"inputs \['a', 'b'\].* no column 'b'. It has \['a', 'x'\]; name the input columns"
     with pytest.raises(SettingsError, match=text):
         predicted_by(frame, "m.keras", None, None, "error")
 
@@ -247,7 +247,7 @@ def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
     assert places("user", "item") == (("user", (0,)), ("item", (1,)))
     assert places("a", "b") == (("item", (0,)), ("user", (1,)))
     assert places("a", "user") == (("item", (0,)), ("user", (1,)))
-    text = r"'user' would be the input 'item'.*another input of its name.*, or rename 'user'; "
+    text = r"'user' would be the input 'item'.*another input of that name.*, or rename 'user'; "
     with pytest.raises(SettingsError, match=rf"{text}.*inputs=\['item', 'user'\]\) takes"):
         places("user", "b")
     # One column may be several inputs.

@@ -58,7 +58,7 @@ def test_whole_floats_below_the_size_at_which_they_are_rounded_are_integers():
 )
 def test_no_ids_are_made_of_floats(column):
     info = TensorInfo("int64", (), is_id=True)
-    text = "column 'a': float64 numbers, .*makes ids of them: make a column of long"
+    text = "column 'a': float64 numbers, .*uses them as ids: make a long column"
     with pytest.raises(RowError, match=text):
         given(info, column)
     assert given(info, pa.array([5])).tolist() == [5]
@@ -313,7 +313,7 @@ def test_names_that_the_model_lacks_are_refused_with_those_it_has():
     predictor = Predictor(
         signature=signature, columns=("a",), inputs=(("x", (0,)),), outputs=(pair,), batch_size=1
     )
-    with pytest.raises(SettingsError, match="no number per row; read it as an array"):
+    with pytest.raises(SettingsError, match="not one number per row; read it as an array"):
         predictor.schema()
 
 

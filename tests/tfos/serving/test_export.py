@@ -122,7 +122,7 @@ def test_a_batch_of_removed_ids_is_bounded_by_the_bytes_of_their_rows(tmp_path):
 def test_a_file_that_is_too_large_is_refused_with_the_next_step(tmp_path, monkeypatch):
     write_export(tmp_path / "e", {1: 1.0})
     monkeypatch.setattr("tfos.serving.export_format.MAX_FILE_BYTES", 10)
-    with pytest.raises(ExportError, match=r"a file of \d+ bytes, at most 10: .* export again"):
+    with pytest.raises(ExportError, match=r"a file of \d+ bytes, more than 10: .* Export again"):
         read_all(tmp_path / "e")
 
 
@@ -222,7 +222,7 @@ def test_a_damaged_file_is_named(tmp_path):
     with pytest.raises(ExportError, match=r"part-00000\.parquet is damaged: its SHA-256"):
         read_all(tmp_path / "e")
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ExportError, match=r"part-00000\.parquet has \d+ bytes, the manifest says"):
+    with pytest.raises(ExportError, match=r"part-00000.* has \d+ bytes, but the manifest says"):
         read_all(tmp_path / "e")
     file.unlink()
     with pytest.raises(ExportError, match=r"part-00000\.parquet is missing"):
@@ -235,13 +235,13 @@ def test_an_export_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_p
     batches = files.rows(files.manifest.table("user"))
     write_export(tmp_path / "e", {1: 5.0, 2: 6.0}, state="second")
     with pytest.raises(
-        ExportError, match=r"/e has changed .*: another export is there; call again"
+        ExportError, match=r"/e has changed .*: another export is there. Call again"
     ):
         next(batches)
     shutil.rmtree(tmp_path / "e")
     with pytest.raises(
         ExportError,
-        match=r"/e has changed .*: .* holds no complete export.*\.e\.<12 d.*; call again",
+        match=r"/e has changed .*: .* has no complete export.*\.e\.<12 d.*. Call again",
     ):
         next(files.rows(files.manifest.table("user")))
 
@@ -250,7 +250,7 @@ def test_a_manifest_that_lies_is_refused(tmp_path):
     manifest = write_export(tmp_path / "e", {1: 1.0})
     table = manifest.tables[0]
     for lie, message in (
-        ({"num_rows": 2}, "says 2 rows, its files have 1"),
+        ({"num_rows": 2}, "says 2 rows, but its files have 1"),
         ({"unseen": (0.0,)}, "unseen vector of 1 numbers, expected 4"),
         ({"num_removed": 1, "removed": table.files}, "names no base"),
         ({"dim": 5, "unseen": (0.0,) * 5}, "expected 5 x float"),
@@ -261,7 +261,7 @@ def test_a_manifest_that_lies_is_refused(tmp_path):
         with pytest.raises(ExportError, match=message):
             read_all(tmp_path / "e")
     newer = msgspec.structs.replace(manifest, format=2)
-    with pytest.raises(ExportError, match="has format 2, this version reads 1"):
+    with pytest.raises(ExportError, match="has format 2, but this version reads 1"):
         decode_export(encode_with_digest(newer), "export.json")
 
 

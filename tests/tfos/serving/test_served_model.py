@@ -189,11 +189,11 @@ def test_a_full_disk_is_a_sentence(tmp_path, cache, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(index_files._TableBuilder, "write", full)
-    with pytest.raises(ExportError, match=r"takes [\d.]+ MB in .*MB are free; remove old indexes"):
+    with pytest.raises(ExportError, match=r"takes [\d.]+ MB in .*MB are free. Remove old indexes"):
         serve(tmp_path / "e", cache)
     assert not [each for each in cache.iterdir() if each.is_dir()]
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
-    with pytest.raises(ExportError, match=r"where 0\.0 MB are free"):
+    with pytest.raises(ExportError, match=r"only 0\.0 MB are free"):
         serve(tmp_path / "e", cache)
 
 
@@ -404,14 +404,14 @@ def test_a_model_beside_the_state_that_is_served_is_taken(tmp_path, cache, monke
 
 def test_a_delta_of_another_state_is_refused_with_both(tmp_path, cache, served):
     write_export(tmp_path / "d", {1: 5.0}, state="z", base="elsewhere")
-    with pytest.raises(ExportError, match="delta of the state elsewhere; served is first"):
+    with pytest.raises(ExportError, match="delta of the state elsewhere, but first is served"):
         served.refresh(tmp_path / "d")
-    with pytest.raises(ExportError, match=r"of the state elsewhere; load\(\) the whole .*in order"):
+    with pytest.raises(ExportError, match=r"of the state elsewhere. load\(\) the whole .*in order"):
         serve(tmp_path / "d", cache)
     other = TableSpec(name="user", dim=5, rule=Add())
     write_export(tmp_path / "wide", {1: 5.0}, state="z", base="first", spec=other)
     with pytest.raises(
-        ExportError, match=r"'user' \(float32\[5\], .*served are 'user' \(float32\[4\], int64"
+        ExportError, match=r"'user' \(float32\[5\], .*but 'user' \(float32\[4\], int64"
     ):
         served.refresh(tmp_path / "wide")
     assert values(served.lookup("user", [1])) == [1.0]
@@ -533,7 +533,7 @@ def test_a_prediction_that_waits_for_a_refresh_is_made_by_the_newer_model(
 
 
 def test_tables_alone_have_no_model(served):
-    with pytest.raises(ExportError, match=r"has no model\.keras: it holds tables alone"):
+    with pytest.raises(ExportError, match=r"has no model\.keras, only tables"):
         served.predict(np.array([1]))
 
 

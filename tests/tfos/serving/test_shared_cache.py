@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_no_file_open(tmp_path, cache, monkeypatch):
         builders.append(builder)
 
     monkeypatch.setattr(index_files._TableBuilder, "__init__", begin)
-    with pytest.raises(ExportError, match="remove old indexes there"):
+    with pytest.raises(ExportError, match="Remove old indexes there"):
         serve(tmp_path / "e", cache)
     assert [file.closed for file in builders[0]._files] == [True] * 4
 
@@ -261,7 +261,7 @@ def test_a_disk_without_room_for_a_directory_is_a_sentence(tmp_path, cache, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(ExportError, match="remove old indexes there"):
+    with pytest.raises(ExportError, match="Remove old indexes there"):
         serve(tmp_path / "e", cache)
 
 
@@ -308,7 +308,7 @@ def test_unused_indexes_make_room_for_the_next_one_oldest_first(tmp_path, cache,
         last.index_dirs[0].name,
     }
     write_export(tmp_path / "more", ROWS, state="more")
-    with pytest.raises(ExportError, match="MB are free; remove old indexes there"):
+    with pytest.raises(ExportError, match=r"MB are free. Remove old indexes there"):
         serve(tmp_path / "more", cache)
     assert values(served.lookup("user", [1])) == values(last.lookup("user", [1])) == [1.0]
 
@@ -331,7 +331,7 @@ def test_a_full_quota_takes_unused_indexes_too(tmp_path, cache, monkeypatch):
     served = serve(tmp_path / "next", cache)
     assert values(served.lookup("user", [1])) == [1.0]
     write_export(tmp_path / "more", ROWS, state="more")
-    with pytest.raises(ExportError, match="MB are free; remove old indexes there"):
+    with pytest.raises(ExportError, match=r"MB are free. Remove old indexes there"):
         serve(tmp_path / "more", cache)
 
 

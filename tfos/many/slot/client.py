@@ -34,8 +34,8 @@ class ManyClient:
     driver refuses this slot (end).
 
     Args:
-        settings: of the run.
-        keys: of its slots.
+        settings: settings of the run.
+        keys: keys of its slots.
     """
 
     def __init__(self, settings: RunSettings, keys: TlsCredentials) -> None:
@@ -47,11 +47,11 @@ class ManyClient:
         )
 
     def draw(self, draw: messages.Draw) -> messages.Order:
-        """Report what has ended and ask for an item."""
+        """Report ended attempts and ask for an item."""
         return self._call(messages.DRAW, draw, messages.decode_order, _DRAW_S).order
 
     def beat(self, beat: messages.SlotBeat) -> messages.BeatReply:
-        """Say that the slot lives."""
+        """Report that the slot is alive."""
         return self._call(messages.BEAT, beat, messages.decode_beat_reply, _BEAT_S)
 
     def _call(

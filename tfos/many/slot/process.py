@@ -1,7 +1,7 @@
 """The process of one slot: draws items, has them trained, keeps their values, reports.
 
-Covers: time limits, fresh trainers after a death, the values' files, the driver's lease, the end of
-everything when the task or the driver is gone.
+Covers: time limits, fresh trainers after a death, the values' files, the driver's lease, the end
+of everything when the task or the driver is gone.
 Does not: unpickle anything or run user code (tfos.many.slot.trainer).
 Runs in: a process that the slot's task has started, in a session of its own, since PySpark's daemon
 signals its process group and kills its workers.
@@ -43,16 +43,16 @@ from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
 
 LEASE_S = 20.0
-"""Without an answer of the driver for this long, the slot ends."""
+"""The slot ends when the driver has not answered for this long."""
 _BEAT_S = 1.0
 _AGAIN_S = 0.1
 _WRITE_AGAIN_S = (0.5, 2.0, 8.0)
-"""Delays before a value that was not written is written again."""
+"""Delays before a failed write of a value is repeated."""
 _BRIEF_S = 1.0
-"""After a training shorter than this, the trainer has its next item before it ends."""
+"""After trainings shorter than this, the trainer gets its next item before the current one ends."""
 _START_AGAIN_S = (1.0, 2.0, 4.0)
-"""Pauses after a process that has not begun: a host that lacks memory or processes has some then.
-After one more the driver gives the slot up."""
+"""Pauses after a process that did not begin: a host without memory or processes may have some
+then. After one more, the driver gives up the slot."""
 _STDERR = 2
 SPOOL_HEAD = struct.Struct("<QQ")
 """Item and length before each value in the spool."""
@@ -60,11 +60,11 @@ SPOOL_HEAD = struct.Struct("<QQ")
 
 @dataclass(slots=True)
 class _Ordered:
-    """A training that the trainer has, or is to have."""
+    """A training that the trainer has or will get."""
 
     item: int
     values_fd: int = 0
-    """Takes its value; 0: not ordered."""
+    """File that takes its value; 0: not ordered."""
     started_s: float = 0.0
     """Monotonic seconds."""
 
@@ -74,7 +74,7 @@ class Slot:
 
     Args:
         spec: the process's document.
-        client: to the driver.
+        client: client of the driver.
     """
 
     def __init__(self, spec: SlotSpec, client: ManyClient) -> None:
@@ -85,29 +85,29 @@ class Slot:
         )
         self._trainer: TrainerProcess | None = None
         self._values_fds = (os.memfd_create("tfos-value"), os.memfd_create("tfos-value"))
-        """Two: the trainer goes on with the next item while a value is read."""
+        """Two files: the trainer continues with the next item while a value is read."""
         self._turn = 0
         self._not_begun = 0
-        """Processes in a row that came to no item."""
+        """Number of consecutive processes that reached no item."""
         self._is_brief = False
-        """Whether the last training was so short that a pause after it would count."""
+        """Whether the last training was so short that a pause after it would matter."""
         self._lock = threading.Lock()
         self._ready: list[Ended] = []
-        """What has ended, and is kept, and is not reported yet."""
+        """Ended attempts whose values are kept, not reported yet."""
         self._holding: dict[int, int] = {}
-        """Attempts, by item, whose end the driver has not confirmed."""
+        """Attempts by item whose end the driver has not confirmed."""
         self._spooled_bytes = 0
         self._kept: tuple[Ended, bytes] | None = None
-        """A value that is to be written while the next item is trained."""
+        """A value to be written while the next item is trained."""
         self._answered_s = time.monotonic()
 
     def run(self) -> None:
-        """Train until the driver has nothing more."""
+        """Train until the driver has no more items."""
         threading.Thread(target=self._watch, name="tfos-watch", daemon=True).start()
         while not isinstance(order := self._next_order(), EndSlot) or self._holding:
             if isinstance(order, Train):
                 self._train_from(order.item)
-            elif isinstance(order, EndSlot):  # the watch has a report under way, for seconds
+            elif isinstance(order, EndSlot):  # the watch may be sending a report, for seconds
                 time.sleep(_AGAIN_S)
             self._keep()
         if self._trainer is not None:
@@ -116,27 +116,27 @@ class Slot:
 
     @property
     def _is_full(self) -> bool:
-        """Whether its job is to bring its values before it trains on, in another process."""
+        """Whether its job should bring its values before it continues, in another process."""
         return self._spooled_bytes >= self._spec.settings.hand_over_bytes
 
     def _next_order(self) -> Order:
         return EndSlot() if self._is_full else self._draw()
 
     def _say_leaving(self) -> None:
-        """Let the driver know that the silence from here on is that of a slot which has ended."""
+        """Tell the driver that this slot ends, so that it does not count as silent."""
         beat = SlotBeat(self._spec.slot, self._spec.attempt, is_leaving=True)
         while True:
             try:
                 self._client.beat(beat)
             except ControlRefused:
                 return  # the driver misses its beats
-            except ControlError:  # the watch ends this process when that lasts
+            except ControlError:  # the watch ends this process if that lasts
                 time.sleep(_AGAIN_S)
             else:
                 return
 
     def _train_from(self, item: int) -> None:
-        """Train an item, and those that the driver gives ahead meanwhile."""
+        """Train an item, and the items that the driver sends ahead meanwhile."""
         current: _Ordered | None = _Ordered(item)
         while current is not None:
             if not current.values_fd:
@@ -158,7 +158,7 @@ class Slot:
         return ahead if self._order(trainer, ahead) else None
 
     def _order(self, trainer: TrainerProcess, what: _Ordered) -> bool:
-        """Have an item trained next; False if it has ended before it began."""
+        """Order the training of an item; False if the item has ended before it began."""
         place = self._spec.places.get(what.item)
         if place is None:
             error = "the rows of its group were not found again; cache the DataFrame"
@@ -173,7 +173,7 @@ class Slot:
     def _finish(
         self, trainer: TrainerProcess, current: _Ordered, ahead: _Ordered | None
     ) -> _Ordered | None:
-        """Wait for the end of a training; return the one that the trainer goes on with."""
+        """Wait for the end of a training; return the training that follows."""
         got = trainer.outcome(current.item, current.started_s, self._spec.settings.timeout_s)
         if ahead is not None:
             ahead.started_s = time.monotonic()
@@ -193,7 +193,7 @@ class Slot:
         return ahead
 
     def _draw(self, *, is_ahead: bool = False) -> Order:
-        """Report and ask; the watch ends this process when the driver does not answer for long."""
+        """Report and ask; the watch ends this process if the driver does not answer for long."""
         while True:
             ended, holding = self._take_ready()
             slot, attempt, host = self._spec.slot, self._spec.attempt, self._spec.executor.host
@@ -221,7 +221,7 @@ class Slot:
                 self._holding[order.item] = order.attempt
 
     def _keep(self) -> None:
-        """Write the value that waits, then have its end reported."""
+        """Write the waiting value, then have its end reported."""
         if self._kept is None:
             return
         (ended, value), self._kept = self._kept, None
@@ -253,7 +253,7 @@ class Slot:
         self._put_ended(ended)
 
     def _is_too_much(self, value: bytes) -> bool:
-        """Whether Spark would refuse a value beside those that wait: one that was drawn ahead."""
+        """Whether Spark would refuse a value that was drawn ahead, with those that wait."""
         return self._spooled_bytes + len(value) > self._spec.settings.max_job_bytes
 
     def _store(self, ended: Ended, value: bytes) -> None:
@@ -284,7 +284,7 @@ class Slot:
         self._spooled_bytes += len(head) + len(value)
 
     def _living_trainer(self, item: int) -> TrainerProcess | None:
-        """Return the trainer, a fresh one if the last has ended; None if it does not start."""
+        """Return the trainer, a fresh one if the last one has ended; None if it does not start."""
         if self._trainer is not None and self._trainer.has_ended:
             self._end_trainer()
         if self._trainer is not None:
@@ -301,7 +301,7 @@ class Slot:
         self._put_ended(failed)
         pauses_s = _START_AGAIN_S[self._not_begun : self._not_begun + 1]
         self._not_begun += 1
-        for pause_s in pauses_s:  # the watch beats and reports meanwhile
+        for pause_s in pauses_s:  # the watch continues to beat and report
             time.sleep(pause_s)
         return None
 
@@ -325,13 +325,13 @@ class Slot:
             self._ready += ended
 
     def _watch(self) -> None:
-        """Beat; end this process once the task, the driver or its wish for results is gone."""
+        """Beat; end this process once the task or the driver is gone, or the run is over."""
         poll = select.poll()
         poll.register(self._spec.task_fd, select.POLLIN)
         last = ""
         while True:
             if poll.poll(1000 * _BEAT_S):
-                _end_at_once()  # the task sends nothing else: it has ended, in order or killed
+                _end_at_once()  # the task sends nothing else: it has ended or was killed
             ended, _ = self._take_ready()
             try:
                 reply = self._client.beat(SlotBeat(self._spec.slot, self._spec.attempt, ended))
@@ -352,10 +352,10 @@ class Slot:
 
 
 def _end_at_once(reason: str = "") -> NoReturn:
-    """Kill what it has started, say why where somebody reads that, and end."""
+    """Kill its children, report the reason if possible, and end."""
     procfs.kill_descendants()
     with contextlib.suppress(OSError):
-        # A pipe that nobody reads holds up no end.
+        # A pipe without a reader delays no end.
         if reason and select.select([], [_STDERR], [], 0)[1]:
             os.write(_STDERR, f"this slot of map_train ends: {reason}\n".encode())
     os._exit(1)

@@ -1,8 +1,8 @@
-"""What a slot's processes receive at their start: the slot's and its trainer's documents.
+"""What a slot's processes receive at start: the documents of the slot and its trainer.
 
 Covers: the settings of a run that every slot gets, the bodies of the bootstrap documents.
 Does not: start anything. Imports nothing heavy.
-Runs in: made in the driver and the slot's task; never argv, environment.
+Runs in: the driver and the slot's task make them; they never go into argv or environment.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rpc.auth.certificates import TlsCredentials
 from tfos.node.spec import Executor
 
 _HAND_OVER_BYTES = 256 << 20
-"""What the loss of an executor may cost a slot; a new trainer costs seconds."""
+"""Bytes of values that the loss of an executor may cost a slot; a new trainer costs seconds."""
 _VALUE_BYTES = 1700 << 20
-"""PySpark sends rows in batches of less than 2 GiB."""
+"""Largest value: PySpark sends rows in batches of less than 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What is the same for every slot of one `map_train`."""
+    """Settings that are the same for every slot of one `map_train`."""
 
     run_id: str
     driver_address: str
@@ -30,57 +30,58 @@ class RunSettings:
     results_dir: str
     """Complete path or URL; empty: values are Spark's results."""
     max_result_bytes: int
-    """spark.driver.maxResultSize, which bounds what a slot's job brings; 0: no limit."""
+    """spark.driver.maxResultSize, which limits the result of a slot's job; 0: no limit."""
     is_grouped: bool
-    """Items are pickles of (key, Arrow stream)."""
+    """Whether items are pickles of (key, Arrow stream)."""
     shares_gpus: bool
-    """A slot has a part of a GPU."""
+    """Whether a slot has a part of a GPU."""
     loopback: bool
-    """Everything runs on the driver's host."""
+    """Whether everything runs on the driver's host."""
 
     @property
     def hand_over_bytes(self) -> int:
-        """Bytes of values at which a slot ends, so that its job brings them, and begins anew."""
+        """Bytes of values at which a slot ends, so that its job returns them and it restarts."""
         return min(_HAND_OVER_BYTES, self.max_result_bytes // 4 or _HAND_OVER_BYTES)
 
     @property
     def max_value_bytes(self) -> int:
-        """Largest value that comes back beside those before it."""
+        """Largest value that can return together with the previous ones."""
         return min(_VALUE_BYTES, self.max_result_bytes * 7 // 10 or _VALUE_BYTES)
 
     @property
     def max_job_bytes(self) -> int:
-        """Bytes of values that come back together, at most."""
+        """Largest total of values that return together, in bytes."""
         return self.hand_over_bytes + self.max_value_bytes
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a slot's process needs to know."""
+    """Everything that a slot's process needs."""
 
     slot: int
     attempt: int
     settings: RunSettings
     keys: TlsCredentials
-    """Of all slots of the run."""
+    """Keys of all slots of the run."""
     names: dict[int, str]
-    """Of the items that this slot may train."""
+    """Names of the items that this slot may train."""
     places: dict[int, tuple[int, int]]
-    """Offset and length of each of them in the file of items."""
+    """Offset and length of each item in the file of items."""
     digests: dict[int, str]
-    """Of each of them; empty texts where no results are kept."""
+    """Digest of each item; empty texts if no results are kept."""
     function: bytes
-    """Pickled; only the trainer loads it."""
+    """The pickled function; only the trainer loads it."""
     executor: Executor
     sys_path: tuple[str, ...]
     items_fd: int
     spool_fd: int
-    """Takes values if there is no `results_dir`: (item, length) as two 8-byte integers, value."""
+    """File for values if there is no `results_dir`: (item, length) as two 8-byte integers,
+    value."""
     task_fd: int
-    """Socket to the slot's task: its end shows the end of the task."""
+    """Socket to the slot's task; its end shows the end of the task."""
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a trainer needs to know."""
+    """Everything that a trainer needs."""
 
     function: bytes
     is_grouped: bool

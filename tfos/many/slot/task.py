@@ -1,4 +1,4 @@
-"""The Spark task of one slot: starts the slot's process, waits with it, returns its values.
+"""The Spark task of one slot: starts the slot's process, waits for it, returns its values.
 
 Covers: which items the slot has, the files that its process and its trainers share.
 Does not: unpickle items, functions or values.
@@ -29,14 +29,14 @@ class SlotTask:
     """Runs the slot of its partition's number.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         function: Spark's broadcast of the pickled function.
         names: Spark's broadcast of the items' names.
         items: Spark's broadcast of the pickled items; None: the partition's rows are
             (name, pickled item, digest of the group's rows).
         first_attempt: added to Spark's attempt number: a later job may run a slot of an earlier
             one again.
-        versions: of the driver's packages.
+        versions: versions of the driver's packages.
     """
 
     settings: RunSettings
@@ -47,7 +47,7 @@ class SlotTask:
     versions: Mapping[str, str]
 
     def __call__(self, slot: int, rows: Iterable[Any]) -> Iterator[tuple[int, bytes]]:
-        """Yield (item, pickled value) of what this slot has trained; nothing if files have it.
+        """Yield (item, pickled value) of each trained item; none if files have them.
 
         Raises:
             NodeStartError: its process did not start, or vanished.
@@ -94,7 +94,7 @@ class SlotTask:
     def _forget_items(self) -> None:
         """Free the memory of the broadcast, which PySpark keeps as long as its worker lives.
 
-        Whoever asks again reads Spark's file again; where that is encrypted there is none.
+        A later access reads Spark's file again; if that is encrypted, there is none.
         """
         if getattr(self.items, "_path", None):
             vars(self.items).pop("_value", None)
@@ -110,7 +110,7 @@ class SlotTask:
 def _store(
     items: Iterable[tuple[int, bytes, str]], file: IO[bytes]
 ) -> tuple[dict[int, tuple[int, int]], dict[int, str]]:
-    """Write items one after the other; return where each of them lies, and their digests."""
+    """Write items one after the other; return the place of each, and their digests."""
     places: dict[int, tuple[int, int]] = {}
     digests: dict[int, str] = {}
     offset = 0

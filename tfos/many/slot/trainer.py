@@ -1,6 +1,6 @@
 """The process that trains a slot's items, one after the other.
 
-Covers: imports ahead of the first item, the call of the user's function, its value, its numbers.
+Covers: imports ahead of the first item, the call of the user's function, its value and metrics.
 Does not: limit its time or count attempts (tfos.many.slot.process), talk to the driver.
 Runs in: a child of the slot's process; the function runs in the main thread.
 """
@@ -34,17 +34,17 @@ from tfos.worker.import_ahead import collector_paused, import_ahead, will_import
 _MAX_ERROR_CHARS = 32_000
 _MAX_METRICS = 1000
 _MAX_NAME_CHARS = 200
-"""Metrics travel in messages of 4 MiB at most; a value of any size is a file's."""
+"""Metrics travel in messages of at most 4 MiB; a value of any size goes to a file."""
 _OURS = frozenset({__file__})
 
 
 def metrics_of(value: Any) -> dict[str, float]:
-    """Return the numbers in what a function returned.
+    """Return the metrics in a function's return value.
 
     Args:
-        value: a number is `value`; of a dict each number, and of each list of numbers the last one,
-            as of Keras' `history.history`. Anything else has none. The first 1,000 numbers count,
-            and names of up to 200 characters.
+        value: a number is `value`; a dict gives each number, and the last of each list of numbers,
+            as in Keras' `history.history`. Anything else has none. Only the first 1,000 numbers
+            count, with names of up to 200 characters.
     """
     if not isinstance(value, dict):
         number = _number(value)
@@ -80,7 +80,7 @@ class Trainer:
 
     Args:
         spec: the process's document.
-        link: to the slot.
+        link: link to the slot.
     """
 
     def __init__(self, spec: TrainerSpec, link: ChildLink[TrainItem]) -> None:
@@ -132,7 +132,7 @@ class Trainer:
 
 
 def _delivered(value: Any, seconds: float, values_fd: int) -> Returned | TrainingRaised:
-    """Write a pickled value from the file's beginning; return how the training ended."""
+    """Write a pickled value at the start of the file; return how the training ended."""
     try:
         pickled = pickle_value(value, "it")
     except NotPicklable as error:

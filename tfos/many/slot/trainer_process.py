@@ -3,7 +3,7 @@
 Covers: the process, its output, why it ended.
 Does not: decide what is trained (tfos.many.slot.process) or run user code (tfos.many.slot.trainer).
 Runs in: the slot's process.
-Threads: start it from the main thread, with which it dies; one thread reads its output.
+Threads: start it from the main thread, since it dies with that thread; one thread reads its output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tfos.node.failure import describe_exit
 from tfos.node.supervisor.children import Child, child_env, spawn
 
 START_S = 300.0
-"""From the start of the process until it has imported what the function begins with."""
+"""Seconds from the start of the process until it has imported what the function needs."""
 _END_S = 5.0
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 1000
@@ -48,7 +48,7 @@ class TrainerProcess:
     """One trainer.
 
     Args:
-        spec: of the slot.
+        spec: document of the slot.
         values_fds: files that take values; the trainer shares them.
     """
 
@@ -95,10 +95,10 @@ class TrainerProcess:
         return self._child.reap() is not None
 
     def await_ready(self, item: int) -> Ended | None:
-        """Wait until it can train; return why it cannot, which costs the item no attempt.
+        """Wait until it can train; return why it cannot, which does not count as an attempt.
 
         Args:
-            item: the one that waits for it.
+            item: the item that waits for it.
         """
         got = self._next(START_S)
         if isinstance(got, TrainerReady):
@@ -112,26 +112,26 @@ class TrainerProcess:
         return Ended(item, Ending.NOT_BEGUN, 0.0, error=f"before it began: {error}")
 
     def order(self, order: TrainItem) -> None:
-        """Begin a training, after the one that is under way.
+        """Start a training, after the current one.
 
         Args:
-            order: where its item lies.
+            order: place of the item.
         """
         self._link.send(order)
 
     def outcome(self, item: int, started_s: float, timeout_s: float | None) -> Ended | Returned:
-        """Wait for the end of the training that was ordered first.
+        """Wait for the end of the training that was ordered earliest.
 
         Args:
-            item: what is trained.
-            started_s: when it began, monotonic seconds.
-            timeout_s: seconds for it; None: as long as it takes.
+            item: the item in training.
+            started_s: its start, monotonic seconds.
+            timeout_s: seconds for it; None: no limit.
         """
         left_s = None if timeout_s is None else started_s + timeout_s - time.monotonic()
         got = self._next(left_s)
         seconds = time.monotonic() - started_s
         if isinstance(got, Returned | TrainingRaised):
-            self._tail.clear()  # the next item is not blamed with what this one has printed
+            self._tail.clear()  # this item's output is not shown for the next one
         if isinstance(got, Returned):
             return got
         if isinstance(got, TrainingRaised):
@@ -147,10 +147,10 @@ class TrainerProcess:
         )
 
     def close(self, *, kill: bool) -> None:
-        """End it and all that it has started.
+        """End it and all its children.
 
         Args:
-            kill: at once; else it may finish what it does at its exit, for a moment.
+            kill: whether to kill it at once; otherwise it may take a moment for its exit handlers.
         """
         self._link.close()
         if not kill:
@@ -190,7 +190,7 @@ class TrainerProcess:
 
 
 def _advice(error: str) -> str:
-    """Return the next step where the function needs a module that the executors lack."""
+    """Return the next step if the function needs a module that the executors lack."""
     if "ModuleNotFoundError" not in error:
         return ""
     return (
@@ -202,12 +202,12 @@ def _advice(error: str) -> str:
 def copy_lines(source: int, tail: collections.deque[str]) -> None:
     """Copy a trainer's output to the executor's log, and keep the last lines.
 
-    A line without end, such as Keras' progress, comes in pieces: an attempt's error travels in a
-    message of bounded size.
+    A line without an end, such as Keras' progress bar, comes in pieces: an attempt's error travels
+    in a message of limited size.
 
     Args:
         source: descriptor of the output; stays open.
-        tail: takes the lines, of each the last characters.
+        tail: takes the last characters of each line.
     """
     with (
         contextlib.suppress(OSError, ValueError),
