@@ -1,6 +1,6 @@
-"""SparkFiles.get in main_fun, without an import of pyspark by workers that do not use it.
+"""SparkFiles.get in main_fun; workers that do not use it do not import pyspark.
 
-Covers: telling pyspark's SparkFiles, when it is imported, where this executor's files are.
+Covers: giving pyspark's SparkFiles, once imported, the directory of this executor's files.
 Does not: import pyspark, which takes 0.7 s of processor time from an executor's zip file.
 Runs in: the worker's process.      Threads: call `announce` before any thread of the process.
 """
@@ -19,7 +19,7 @@ _MODULE = "pyspark.core.files"
 
 
 def announce(root: str) -> None:
-    """Have `SparkFiles.get` answer as in a task on this executor.
+    """Make `SparkFiles.get` answer as in a task on this executor.
 
     Args:
         root: directory of the files that SparkContext.addFile has sent; "": there are none.
@@ -29,7 +29,7 @@ def announce(root: str) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as the other finders do, and completes it; without effect after that."""
+    """Finds one module as the other finders do, and completes it; no effect after that."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -48,7 +48,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads SparkFiles' module by its own loader, and sets the directory."""
+    """Loads SparkFiles' module with its own loader, and sets the directory."""
 
     def __init__(self, loader: Any, root: str) -> None:
         self._loader = loader
@@ -59,7 +59,7 @@ class _Loader(Loader):
         return created
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader  # for all that ask the module later, such as inspect
+        module.__loader__ = self._loader  # for later readers of the module, such as inspect
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)

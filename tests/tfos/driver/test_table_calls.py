@@ -279,14 +279,14 @@ def test_rows_that_a_restarted_server_has_lost_do_not_count_as_loaded(tmp_path, 
 def test_loaded_rows_are_saved_or_a_warning_says_that_they_are_not(tmp_path, caplog):
     with cluster(num_servers=2) as bed:
         chief = pushed(bed)
-        calls = loading_calls(bed, lambda: chief.save(tmp_path, 7), "main_fun does not run")
+        calls = loading_calls(bed, lambda: chief.save(tmp_path, 7), "main_fun is not running")
         assert calls.load_rows("user", loaded_frame()) == LOADED.size
         assert not caplog.records
         for rank in range(2):
             bed.restart(rank, tmp_path, generation=1)
         assert (calls.lookup("user", LOADED) == 2.0).all()
         assert calls.load_rows("user", loaded_frame()) == 0
-        assert "in no checkpoint yet: main_fun does not run. A server" in caplog.text
+        assert "in no checkpoint yet: main_fun is not running. A server" in caplog.text
 
 
 def test_rows_that_a_task_cannot_load_are_refused_by_name():
