@@ -26,9 +26,9 @@ class LoneProgress:
     """Progress of one `fit`.
 
     Args:
-        fit: the running one.
-        progress: of this process.
-        clock: monotonic seconds.
+        fit: the running fit.
+        progress: receiver of this process's progress.
+        clock: clock of monotonic seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LoneProgress:
         self._epoch = fit.initial_epoch + 1
         self._epochs = None if isinstance(fit.epochs, AllEpochs) else fit.epochs
         self._before = (0, 0)
-        """Batches and rows of the epochs before this one."""
+        """Number of batches and rows in earlier epochs."""
         self._own: tuple[int, int] = (0, 0)
         self._loss: float | None = None
         self._looked_s = clock()
@@ -51,11 +51,11 @@ class LoneProgress:
         self._tell()
 
     def trained(self, batches: int, rows: int, *, is_over: bool) -> None:
-        """Report how far the epoch is.
+        """Report the progress of the epoch.
 
         Args:
-            batches: of this epoch, trained so far.
-            rows: of these batches.
+            batches: number of batches of this epoch trained so far.
+            rows: number of rows in these batches.
             is_over: whether the epoch has no further batch.
         """
         if batches < self._own[0]:

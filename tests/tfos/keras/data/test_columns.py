@@ -159,7 +159,7 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
         (RowMapper("b", "a"), {"a": LABELS}, r"features='b', but the rows have \['a'\]"),
         (RowMapper(0, 5), (MATRIX, LABELS), "labels=5, but the rows have 2 values"),
         (RowMapper([], 0), (MATRIX, LABELS), "features selects nothing"),
-        (RowMapper(), ("text", LABELS), "str, which is no array; map_fn=... must return arrays"),
+        (RowMapper(), ("text", LABELS), "str, not an array; map_fn=... must return arrays"),
         (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
         (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
         (RowMapper(0, 1), LISTS, r"features=0, but each row is one list.*\(list, label\)"),
