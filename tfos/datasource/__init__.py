@@ -23,7 +23,7 @@ def register_data_sources(spark: Any) -> None:
         spark: a SparkSession, classic or Connect.
 
     Raises:
-        UnsupportedError: it is no SparkSession of Spark 4.
+        UnsupportedError: the object is not a SparkSession of Spark 4.
     """
     registration = getattr(spark, "dataSource", None)
     if registration is None:

@@ -53,16 +53,16 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
     """Refuse columns that a record cannot hold.
 
     Args:
-        schema: the DataFrame's, without partition columns.
+        schema: the DataFrame's schema, without partition columns.
         record_type: what a record holds.
 
     Raises:
-        FeedSettingsError: names the column, its type and what to do.
+        FeedSettingsError: a record cannot hold a column; the text has its type and what to do.
     """
     names = schema.fieldNames()
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise FeedSettingsError(f"columns {twice} are duplicate; every feature needs its own name")
+        raise FeedSettingsError(f"columns {twice} are duplicates; every feature needs its own name")
     if record_type == "ByteArray":
         kinds = [field.dataType for field in schema.fields]
         if kinds != [types.BinaryType()]:
@@ -77,7 +77,7 @@ def check_schema(schema: types.StructType, record_type: RecordType) -> None:
         if not isinstance(kind, _VALUES):
             advice = next((text for base, text in _ADVICE if isinstance(kind, base)), "drop it")
             raise FeedSettingsError(
-                f"column {field.name!r} is {whole.simpleString()}, which no Example holds; {advice}"
+                f"no Example holds column {field.name!r} of type {whole.simpleString()}; {advice}"
             )
 
 
@@ -89,7 +89,7 @@ def check_partition_columns(schema: types.StructType, names: Iterable[str]) -> N
         names: the partition columns.
 
     Raises:
-        FeedSettingsError: there is no such column, or its values name no directory.
+        FeedSettingsError: there is no such column, or its values cannot name a directory.
     """
     for name in names:
         if name not in schema.fieldNames():
@@ -129,7 +129,7 @@ def spark_schema(
     """Return the columns for a survey: one value is a scalar, any other number an array.
 
     Args:
-        found: per feature what the sampled records hold.
+        found: what the sampled records hold, by feature.
         binary_features: features that become BinaryType instead of StringType.
     """
     binary = set(binary_features)

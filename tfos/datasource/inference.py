@@ -24,7 +24,7 @@ from tfos.datasource.listing import Listing
 from tfos.datasource.options import TFRecordOptions
 
 _TYPES = {"int": IntegerType(), "bigint": LongType(), "date": DateType(), "string": StringType()}
-"""Of partition columns."""
+"""Types of partition columns."""
 
 
 def infer_schema(listing: Listing, options: TFRecordOptions) -> StructType:

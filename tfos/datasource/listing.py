@@ -33,7 +33,7 @@ class Listing:
 
     files: Sequence[SourceFile]
     values: Sequence[dict[str, str | None]]
-    """Of each file."""
+    """Directory values of each file."""
     kinds: dict[str, Kind]
     """The partition columns, by name."""
 
@@ -47,10 +47,10 @@ class Listing:
 def complete_path(path: str) -> str:
     """Return a path as Spark resolves it, complete, so that it is the same on every host.
 
-    Without a scheme it is on `fs.defaultFS` of HADOOP_CONF_DIR, else on this host.
+    A path without a scheme is on `fs.defaultFS` of HADOOP_CONF_DIR, else on this host.
 
     Raises:
-        FeedSettingsError: it has a scheme without the host that it needs.
+        FeedSettingsError: the path has a scheme without the host that it needs.
     """
     settings = read_configuration(configuration_directory(os.environ))
     return path_on(path, settings.get("fs.defaultFS", "file:///"), user_name(os.environ))
@@ -62,10 +62,10 @@ def path_on(path: str, default_fs: str, user: str = "") -> str:
     Args:
         path: as the user wrote it.
         default_fs: Spark's default file system, as a URL.
-        user: whose home relative paths are in; "": none.
+        user: user whose home has the relative paths; "": none.
 
     Raises:
-        FeedSettingsError: it has a scheme, but no host where one is needed.
+        FeedSettingsError: the path has a scheme, but no host where one is needed.
     """
     path = two_slashes(path)
     if default_fs.startswith("file:") and "://" not in path:
@@ -87,7 +87,7 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
     Raises:
         FileNotFoundError: a path has no file.
         DataError: files lie below directories of different columns.
-        FeedSettingsError: a path is not below basePath, or is there twice.
+        FeedSettingsError: a path is not below basePath, or is given twice.
     """
     found: dict[str, tuple[SourceFile, dict[str, str | None]]] = {}
     for path in named_once(map(complete_path, options.paths)):
@@ -106,7 +106,7 @@ def list_files(options: TFRecordOptions, *, may_be_empty: bool = False) -> Listi
 
 
 def _base(path: str, said: str) -> str:
-    """Return the basePath that a path lies below; "": none was said."""
+    """Return the basePath that a path lies below; "": none was given."""
     if not said:
         return ""
     location = parse(path)

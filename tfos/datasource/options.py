@@ -32,7 +32,7 @@ class TFRecordOptions:
     if_exists: Literal["append", "error"] = "append"
     """Behaviour of a write in Spark's mode "append" if the directory has files."""
     base_path: str = ""
-    """Where `key=value` directories begin; empty: at each path that is read."""
+    """Directory where `key=value` directories begin; empty: each path that is read."""
     drop_malformed: bool = False
     """Whether damaged records are left out instead of failing the read."""
     max_skipped: int = 100
@@ -111,7 +111,7 @@ def _record_type(value: str) -> RecordType:
         chosen: RecordType = read(value)
     except ValueError:
         raise ValueError(
-            "Example or ByteArray; SequenceExample is read as ByteArray and decoded by yourself"
+            "Example or ByteArray; read SequenceExample as ByteArray and decode it yourself"
         ) from None
     return chosen
 
@@ -141,4 +141,4 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         ("maxPartitionBytes", "partition_bytes", lambda value: _count(value, 1)),
     )
 }
-"""By lower-case name: field, how it is read, how it is spelled."""
+"""Field, reader and spelling of each option, by lower-case name."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _OPEN_BYTES = 4 * MIB
 """Cost of opening a file, in bytes that could be read instead; Spark's own estimate."""
 _BLOCK_BYTES = 2 * MIB
-"""An Arrow batch of Spark's is as large as one block of a file."""
+"""Size of one block of a file, and so of an Arrow batch for Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         field = self._schema[name]
         if said is None and not field.nullable:
             raise DataError(
-                f"{path} is in the directory {name}={NULL_NAME}, which is null; the schema says "
-                f"that {name!r} is never null"
+                f"{path} is in the directory {name}={NULL_NAME}, which means null, but the schema "
+                f"says that {name!r} is never null"
             )
         return partition_value(name, said, field.dataType.simpleString())
 
@@ -132,8 +132,8 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
 def _of_directories(names: Sequence[str], directories: Collection[str]) -> dict[str, str]:
     """Return the columns of a schema that directories hold, each with the directories' name.
 
-    Like Spark's own sources without regard to case, unless the schema has several such names: then
-    they are columns of the records, but for the directories' own.
+    Names match without regard to case, as in Spark's own sources. If the schema has several such
+    names, only the directory's own spelling is its column; the others are columns of the records.
     """
     spelt = Counter(name.lower() for name in names)
     by_lower = {name.lower(): name for name in directories if spelt[name.lower()] == 1}
@@ -144,10 +144,10 @@ def _of_directories(names: Sequence[str], directories: Collection[str]) -> dict[
 
 
 def split_file(file: SourceFile, partition_bytes: int) -> list[Split]:
-    """Return about equal ranges of a file of at most so many bytes; all of it if it is gzip.
+    """Return about equal ranges of a file, each at most that large; one range if it is gzip.
 
     Args:
-        file: its path and size.
+        file: path and size.
         partition_bytes: largest range, in bytes.
     """
     size = file.size_bytes
@@ -160,7 +160,7 @@ def pack(ranges: Sequence[FileRange], partition_bytes: int) -> list[list[FileRan
     """Put small ranges together, the largest first, up to the size of a partition.
 
     Args:
-        ranges: of all files.
+        ranges: the ranges of all files.
         partition_bytes: size of a partition, in bytes.
     """
     parts: list[list[FileRange]] = []

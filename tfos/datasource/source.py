@@ -38,7 +38,7 @@ class TFRecordDataSource(DataSource):  # type: ignore[misc]  # pyspark is untype
         """Return the writer of files below the path.
 
         Args:
-            schema: the DataFrame's.
+            schema: the DataFrame's schema.
             overwrite: whether old content is replaced.
         """
         from tfos.datasource.writer import RecordFilesWriter

@@ -80,7 +80,7 @@ class StagedJob:
         self._clean(fs)
 
     def abort(self) -> None:
-        """Remove all staged files; without effect if there are none.
+        """Remove all staged files; no effect if there are none.
 
         Content that a commit set aside and could not move back remains there.
         """

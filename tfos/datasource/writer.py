@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from feeding.columnar.chunk import Array
 
 _MOST_OPEN = 32
-"""Open files of one task at a time; more directories make more files, not more open ones."""
+"""Most files that one task has open at a time; more directories mean more files, not more open."""
 _GZIP_LEVEL = 6
-"""zlib's own default, and TensorFlow's."""
+"""Compression level; the default of zlib and of TensorFlow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class TaskFiles:
         """Add records to the file that is open for a directory below the root.
 
         Args:
-            directory: below the root; "": the root.
+            directory: directory below the root; "": the root.
             frames: [bytes] uint8, framed records.
         """
         file = self._open.pop(directory, None)

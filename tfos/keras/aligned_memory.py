@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes at whose multiples an array begins that TensorFlow shares; it copies others."""
+"""Bytes; TensorFlow shares an array that begins at a multiple of them, and copies others."""
 
 
 def aligned(num_elements: int, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:
     """Return a new array [num_elements] with arbitrary content.
 
     Args:
-        num_elements: 0 or more.
-        dtype: numpy's name of it.
+        num_elements: number of elements, 0 or more.
+        dtype: numpy name of the dtype.
     """
     num_bytes = num_elements * np.dtype(dtype).itemsize
     memory = np.empty(num_bytes + ALIGNMENT, np.uint8)

@@ -1,4 +1,4 @@
-"""Built: whether a model has its layers' weights, also where it was never called itself.
+"""Built: whether a model has its layers' weights, even if it was never called itself.
 
 Covers: the question alone.
 Does not: build a model (tfos.keras.data.tensors).      Threads: any; pure.

@@ -5,7 +5,7 @@ Does not: trace, or choose the function of a batch (tfos.keras.step.gradients.tr
 Threads: any, one at a time.
 
 TensorFlow binds, checks and casts each argument of a call, which takes longer than a small function
-runs. Who has chosen the function by the kind of the batch has checked all of that.
+runs. A caller that has chosen the function by the kind of the batch has checked all of that.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class CompiledCall:
     """A concrete function of nested tensors.
 
     Args:
-        concrete: of TensorFlow, traced for arguments by position.
+        concrete: TensorFlow's concrete function, traced for arguments by position.
     """
 
     def __init__(self, concrete: Any) -> None:
         self._concrete = concrete
         self._takes_leaves: bool | None = None
-        """Whether its inputs are the leaves of its arguments; None: nobody has called it yet."""
+        """Whether its inputs are the leaves of its arguments; None: it was never called."""
 
     def __call__(self, *data: Any) -> Any:
-        """Return what the function returns; the arguments are of the kind it was traced for."""
+        """Return the function's result for arguments of the kind that it was traced for."""
         leaves = leaves_of(data)
         if self._takes_leaves is None:
             self._takes_leaves = self._is_in_order(data, leaves)
@@ -43,10 +43,10 @@ class CompiledCall:
 
 
 def leaves_of(data: Any) -> list[Any]:
-    """Return the tensors of nested ones, in the order in which functions take them; None is none.
+    """Return the tensors of nested ones, in the order in which functions take them, without None.
 
     Args:
-        data: as arguments of a function or a batch.
+        data: arguments of a function, or a batch.
     """
     import tensorflow as tf
 

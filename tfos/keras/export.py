@@ -70,17 +70,17 @@ def export(
         The absolute path or URL that was written.
 
     Raises:
-        SettingsError: as `check_exportable`; a SavedModel of a model that was never called; or a
-            path that is refused, or one in a container's directory.
+        SettingsError: as for `check_exportable`; or a SavedModel of a model that was never called;
+            or the path is refused, or is in a container's directory.
         OSError: the disk or the file system failed.
     """
     check_exportable(model)
     target = _location(ctx.absolute_path(os.fspath(path)))
     if not (model.built or _is_file(target.name)):
         raise SettingsError(
-            f"a SavedModel at {target} would be the call of {type(model).__name__}, and only its "
-            'layers were called; export to a path that ends in .keras, with tables="beside" where '
-            "it has Embeddings, or export the models that it is made of"
+            f"a SavedModel at {target} would be the call of {type(model).__name__}, but only its "
+            "layers were called. Export to a path that ends in .keras (with Embeddings, use "
+            'tables="beside"), or export the models that it is made of'
         )
     refuse_container(target, "the model", os.environ)
     refuse_other_content(target)
@@ -101,7 +101,7 @@ def check_exportable(model: object) -> None:
     """Refuse what has no weights to export.
 
     Raises:
-        SettingsError: not a Keras model, or one that was never built, nor were all its layers.
+        SettingsError: it is not a Keras model, or neither it nor all its layers were ever built.
     """
     if not isinstance(model, keras.Model):
         raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
@@ -121,16 +121,16 @@ def load_model(
     """Load a `.keras` file from a path or URL; for a local path just `keras.models.load_model`.
 
     Args:
-        path: absolute, or relative to this process's directory.
+        path: path or URL, absolute or relative to this process's directory.
         custom_objects: classes and functions that the model uses, by their registered names.
-        compile: also restore optimizer, losses and metrics.
-        safe_mode: refuse lambdas, which would run code from the file.
+        compile: whether to restore optimizer, losses and metrics, too.
+        safe_mode: whether to refuse lambdas, which would run code from the file.
 
     Returns:
         The model.
 
     Raises:
-        SettingsError: a path that is refused.
+        SettingsError: the path is refused.
         OSError: there is no such file, or the file system failed.
     """
     # By name: the layer is a package above this one. A file that names it needs its class.

@@ -1,7 +1,7 @@
 """Keras' evaluate and predict of models with tables: without XLA, by rank, and with rows.
 
-Covers: what Keras' own loops cannot do: compile a lookup, take inputs of another rank than before,
-answer no rows.
+Covers: what Keras' own loops cannot do: compile a lookup, take inputs whose rank changes, explain a
+call without rows.
 Does not: run steps of a training (tfos.keras.step).
 Threads: predictions and evaluations of one model may be several at a time.
 """
@@ -27,7 +27,7 @@ def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool
 
     Args:
         original: Keras' own.
-        name: of the attribute that it sets.
+        name: name of the attribute that it sets.
         wanted: whether a model has tables.
     """
 
@@ -52,12 +52,12 @@ def making(original: Callable[..., Any], name: str, wanted: Callable[[Any], bool
 
 
 class _WithoutXla:
-    """A model as Keras makes a function of it, which gets the function in the model's place.
+    """Stand-in for a model while Keras makes a function of it; it gets the function instead.
 
     The model itself does not change: other threads call it meanwhile.
 
     Args:
-        model: of Keras.
+        model: a Keras model.
     """
 
     jit_compile = False
@@ -69,17 +69,17 @@ class _WithoutXla:
         return getattr(self._model, name)
 
     def _make_function(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self._model)._make_function(self, *args, **kwargs)  # which asks jit_compile
+        return type(self._model)._make_function(self, *args, **kwargs)  # asks for jit_compile
 
 
 class _ByRank:
-    """A function per ranks of its inputs.
+    """A function for each combination of input ranks.
 
-    Keras' own is traced for inputs of any rank, as soon as a second one comes, and a model's layers
-    cannot be called with these.
+    As soon as a second rank comes, Keras' own function is traced for inputs of unknown rank, which
+    a model's layers do not take.
 
     Args:
-        make: returns a new one.
+        make: function that returns a new one.
     """
 
     def __init__(self, make: Callable[[], Callable[..., Any]]) -> None:
@@ -89,7 +89,7 @@ class _ByRank:
     def __call__(self, data: Any) -> Any:
         import tensorflow as tf
 
-        if isinstance(data, Generator):  # of test_on_batch: its one batch
+        if isinstance(data, Generator):  # test_on_batch gives its one batch so
             batches = list(data)
             leaves, data = tf.nest.flatten(batches), iter(batches)
         else:
@@ -109,10 +109,10 @@ def _rank(leaf: Any) -> int | None:
 
 
 def predicting(predict: Callable[..., Any], wanted: Callable[[Any], bool]) -> Callable[..., Any]:
-    """Return Keras' predict, which says what is wrong with no rows of a model with tables.
+    """Return Keras' predict, which explains the failure if a model with tables gets no rows.
 
     Args:
-        predict: of keras.Model.
+        predict: the method of keras.Model.
         wanted: whether a model has tables.
     """
     refusing = refusing_no_rows(predict)
@@ -125,7 +125,7 @@ def predicting(predict: Callable[..., Any], wanted: Callable[[Any], bool]) -> Ca
 
 
 def refusing_no_rows(predict: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `predict`, which says what is wrong with no rows: Keras fails at its own variable."""
+    """Return `predict`, which explains the failure for no rows; Keras fails at its own variable."""
 
     @functools.wraps(predict)
     def predicting(*args: Any, **kwargs: Any) -> Any:
@@ -135,8 +135,8 @@ def refusing_no_rows(predict: Callable[..., Any]) -> Callable[..., Any]:
             if error.name != "batch_outputs" and "'batch_outputs'" not in str(error):
                 raise
             raise SettingsError(
-                "predict() got 0 rows, so there is no answer whose shape it could return; ask "
-                "len(x) first, or call predict_on_batch(x), which answers no rows with none"
+                "predict() got 0 rows, so the shape of its result is unknown; check len(x) first, "
+                "or call predict_on_batch(x), which returns no rows for none"
             ) from None
 
     return predicting

@@ -1,6 +1,6 @@
-"""Errors of lookups inside TensorFlow, which has none but its own: kept aside, raised as they are.
+"""Errors of lookups inside TensorFlow, which raises only its own: they are kept and raised later.
 
-Covers: keeping an error, finding it again by the number in TensorFlow's error.
+Covers: keeping an error, finding it by the number in TensorFlow's error.
 Does not: look up (tfos.keras.embedding.sources).
 Threads: any, several at a time: a number belongs to one lookup.
 """
@@ -18,7 +18,7 @@ from ps.errors import PSError
 
 _MARK = re.compile(r"failed lookup (\d+): ")
 _MOST = 256
-"""Errors that are kept: those of the lookups that may fail at the same time."""
+"""Number of errors kept, as many as lookups may fail at the same time."""
 
 _numbers = itertools.count(1)
 _kept: deque[tuple[int, PSError]] = deque(maxlen=_MOST)
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def keep(error: PSError) -> str:
-    """Keep an error; return the sentence that TensorFlow's own error is to contain."""
+    """Keep an error; return the sentence that TensorFlow's own error has to contain."""
     with _lock:
         number = next(_numbers)
         _kept.append((number, error.again()))
@@ -41,10 +41,10 @@ def _found(text: str) -> PSError | None:
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise what a lookup inside of TensorFlow raised, in the place of TensorFlow's own error.
+    """Raise what a lookup inside TensorFlow raised, instead of TensorFlow's own error.
 
     Raises:
-        PSError: as the source of the rows; a PushError names the layer.
+        PSError: the error of the source of the rows; a PushError names the layer.
     """
     import tensorflow as tf
 

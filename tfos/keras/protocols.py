@@ -16,7 +16,7 @@ class ProgressReports(Protocol):
 
     @property
     def stop_asked(self) -> bool:
-        """Whether somebody has asked for the end of the training; on the evaluator: it is over."""
+        """Whether the end of the training was asked for; on the evaluator, whether it is over."""
 
     def report_progress(
         self,
@@ -28,9 +28,9 @@ class ProgressReports(Protocol):
         """Report training progress to the driver; cheap, never raises.
 
         Args:
-            step: batches trained by this worker.
-            rows: rows trained by this worker.
-            loss: of the last batch; None: unknown.
+            step: number of batches trained by this worker.
+            rows: number of rows trained by this worker.
+            loss: loss of the last batch; None: unknown.
             metrics: further values by name.
         """
 
@@ -38,7 +38,7 @@ class ProgressReports(Protocol):
         """Report what `fit` has counted; never raises.
 
         Args:
-            numbers: by name, with `steps`, `rows` and `loss`.
+            numbers: numbers by name, with `steps`, `rows` and `loss`.
         """
 
 
@@ -47,7 +47,7 @@ class WorkerContext(ProgressReports, Protocol):
 
     @property
     def num_workers(self) -> int:
-        """Workers that train together, the chief included."""
+        """Number of workers that train together, the chief included."""
 
     @property
     def worker_rank(self) -> int:
@@ -59,7 +59,7 @@ class WorkerContext(ProgressReports, Protocol):
 
     @property
     def log_dir(self) -> str | None:
-        """Where this worker's event files go; None: no TensorBoard."""
+        """Directory of this worker's event files; None: no TensorBoard."""
 
     @property
     def feed_channel(self) -> Any:
@@ -75,28 +75,28 @@ class WorkerContext(ProgressReports, Protocol):
 
     @property
     def fit_place(self) -> FitPlace | None:
-        """Where a worker begins that joins others which train; None: all begin together."""
+        """Place where this worker joins others that train; None: all begin together."""
 
     @property
     def resumes_epochs(self) -> bool:
-        """Whether fed epochs go on where an interrupted run was."""
+        """Whether fed epochs go on where an interrupted run stopped."""
 
     @property
     def resumes_rate(self) -> bool:
-        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
+        """Whether a fit takes the learning rate that it had when an earlier run was interrupted."""
 
     def ps_client(self) -> Any:
-        """The process's `ps.client.client.PSClient`, the same object on every call."""
+        """The process's `ps.client.client.PSClient`, the same object for every call."""
 
     def save_now(self) -> str | None:
-        """Save the servers; return why that failed, empty if it did not, None where nothing is."""
+        """Save the servers; return why it failed, empty if it did not, None if nothing saves."""
 
 
 class ProgressSink(Protocol):
     """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
 
     def begin(self) -> None:
-        """A `fit` of a model that is not distributed begins."""
+        """Note that a `fit` of a model that is not distributed begins."""
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Report numbers by name, with `steps` and `rows`, unless main_fun reports its own."""
@@ -107,10 +107,10 @@ class RowsContext(Protocol):
 
     @property
     def seen_progress(self) -> ProgressSink:
-        """Takes the progress of a `fit` that reports none itself."""
+        """Receiver of the progress of a `fit` that reports none itself."""
 
     def check_servers_used(self, what: str) -> None:
-        """Refuse a training, `what`, that leaves the cluster's servers out."""
+        """Refuse a training, `what`, that does not use the cluster's servers."""
 
 
 class DataContext(WorkerContext, RowsContext, Protocol):
@@ -122,11 +122,11 @@ class EvaluatorContext(ProgressReports, Protocol):
 
     @property
     def epochs(self) -> Any:
-        """As NodeContext.epochs."""
+        """See NodeContext.epochs."""
 
     @property
     def log_dir(self) -> str:
-        """Where event files go; empty: nowhere."""
+        """Directory of event files; empty: none."""
 
 
 class ShownContext(WorkerContext, Protocol):
@@ -134,7 +134,7 @@ class ShownContext(WorkerContext, Protocol):
 
     @property
     def cluster_log_dir(self) -> str | None:
-        """Where the runs of the cluster itself go; None: no TensorBoard."""
+        """Directory of the cluster's own runs; None: no TensorBoard."""
 
     def new_ps_client(self) -> Any:
         """Another `PSClient`, which its caller closes, for requests while a step waits."""

@@ -1,1 +1,1 @@
-"""`ctx.read`: files that workers read themselves, row counts; resuming, of fed epochs too."""
+"""`ctx.read`: files that workers read themselves, row counts, resuming (also of fed epochs)."""

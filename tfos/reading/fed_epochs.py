@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class FedEpochRecord:
-    """The record of one cluster; without `begin` it keeps nothing."""
+    """The record of one cluster; it keeps nothing until `begin`."""
 
     def __init__(self) -> None:
         self._client: Callable[[], PSClient] | None = None
         self._run = ""
         self._feeds: dict[str, FedEpochs] = {}
         self.before: dict[str, int] = {}
-        """By feed, the epochs that the interrupted run had trained which this one resumes."""
+        """Number of epochs that the resumed run had trained, by feed."""
 
     def begin(
         self,
@@ -47,14 +47,14 @@ class FedEpochRecord:
     ) -> None:
         """Take what the restored checkpoint says, or the servers that this run has filled before.
 
-        The record names its run: a chief that was lost may have restored the servers, and not come
-        to this yet.
+        The record names its run: a chief that was lost may have restored the servers without
+        reaching this call.
 
         Args:
-            metadata: of the servers.
-            client: returns the client of the servers that `fit` uses.
-            run: id of this cluster; another attempt of its chief has the same.
-            resumes: the run goes on where an interrupted one was; False: it forgets that.
+            metadata: the servers' metadata.
+            client: function that returns the client of the servers that `fit` uses.
+            run: id of this cluster, the same for every attempt of its chief.
+            resumes: whether the run goes on where an interrupted one stopped, or forgets that one.
         """
         self._client, self._run = client, run
         found = fed_epochs(metadata)
@@ -72,19 +72,19 @@ class FedEpochRecord:
 
         Args:
             feed: name of the feed.
-            num_fed: epochs that this run has trained of it, by its driver's count.
-            place: where `fit` goes on after it.
+            num_fed: number of its epochs that this run has trained, as the driver counts.
+            place: the place where `fit` goes on after it.
         """
         before = self.before.get(feed, 0)
         self._feeds[feed] = FedEpochs(before + num_fed, before, place, self._run)
         self._write()
 
     def stopped(self, feed: str, number: int) -> None:
-        """Let a run that resumes begin with the next fit: this one has stopped itself.
+        """Let a run that resumes begin with the next fit: this one stopped early.
 
         Args:
-            feed: name of the feed that it read.
-            number: of the fit.
+            feed: name of the feed that the fit read.
+            number: number of the fit.
         """
         found = self._feeds.get(feed)
         if found is not None and found.fit.number == number:
@@ -92,7 +92,7 @@ class FedEpochRecord:
             self._write()
 
     def end(self) -> None:
-        """Remove the record: main_fun has returned, and a later run goes on from no middle."""
+        """Remove the record: main_fun has returned, so a later run has nothing to go on with."""
         if self._feeds:
             self._feeds = {}
             self._write()

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class FileRows:
     """One worker's share of the rows of some files. Each method reads from `first_epoch` on.
 
-    Together the workers get every row of every epoch once. Shares of Parquet are even in rows,
-    others in bytes: then workers may have different numbers of batches, and `fit` does not wait for
-    a finished worker. `equal_steps` makes the shares of all formats even in rows.
+    Together the workers get every row of every epoch once. Shares of Parquet files have equal
+    numbers of rows, those of other formats equal numbers of bytes. Workers may then have different
+    numbers of batches, and `fit` does not wait for a finished worker. `equal_steps` makes the
+    shares of all formats equal in rows.
 
     Args:
         source: the files.
@@ -45,14 +46,14 @@ class FileRows:
 
     @property
     def first_epoch(self) -> int:
-        """First epoch to read: 0, unless it resumes where a saved run stopped."""
+        """First epoch to read: 0, unless the run resumes where a saved one stopped."""
         return 0 if self._course is None else self._course.first_epoch
 
     @property
     def num_skipped(self) -> int:
         """Damaged records and files that this worker has skipped so far, with on_bad_data="skip".
 
-        Each counts once, in however many epochs it is read.
+        Each counts once, however many epochs read it.
         """
         return self._source.num_skipped
 
@@ -70,10 +71,10 @@ class FileRows:
             seed: shuffles the order of the files' pieces (32 MiB each; row groups of Parquet), and
                 rows within windows.
             window_rows: rows of a window, which are held in memory; 1: rows are not shuffled.
-            interleave: pieces that are read side by side, so that sorted data are mixed; 1: one
-                after the other.
-            most_bytes: bytes that pieces read side by side may hold, and four windows: where they
-                would hold more, fewer pieces are read side by side, and a window ends early.
+            interleave: number of pieces that are read side by side, so that sorted data are mixed;
+                1: one after the other.
+            most_bytes: most bytes that pieces read side by side may hold, plus four windows. Beyond
+                it, fewer pieces are read side by side, and a window ends early.
 
         Raises:
             SettingsError: a number below 1.
@@ -91,19 +92,19 @@ class FileRows:
         return rows
 
     def equal_steps(self, *, timeout_s: float | None = None) -> FileRows:
-        """Return the same rows in shares of equal row counts, so that workers have equal steps.
+        """Return the same rows in shares of equal size, so that all workers have the same steps.
 
-        Every worker calls it, before `resumable`. It counts the rows at once: the workers read all
-        files, each file once; without parameter servers every worker reads all of them. Parquet
-        files store their row counts, so they cost nothing.
+        Every worker calls it, before `resumable`. It counts the rows immediately: together the
+        workers read each file once; without parameter servers every worker reads all files.
+        Parquet files store their row counts, so counting them costs nothing.
 
         Args:
-            timeout_s: seconds for the slowest worker to count its share; None: an hour.
+            timeout_s: seconds that the slowest worker may take to count its share; None: an hour.
 
         Raises:
-            SettingsError: another worker reads other files, or the rows are resumable already.
-            RequestTimeout: a worker did not arrive; names it.
-            DataError: a file is damaged and the policy is to fail.
+            SettingsError: another worker reads other files, or the rows are already resumable.
+            RequestTimeout: a worker did not arrive; the text names it.
+            DataError: a file is damaged, and the policy is to fail.
             OSError: a file cannot be read, or has changed since it was listed.
         """
         from tfos.reading.row_counts import RENDEZVOUS_TIMEOUT_S, counted
@@ -121,17 +122,17 @@ class FileRows:
     def resumable(self, name: str = "train") -> FileRows:
         """Return the same rows, with a position that is saved and restored with the parameters.
 
-        Every worker calls it, after `shuffled` and `equal_steps`. In a run that resumes from a
-        checkpoint (`Checkpoints(resume=True)`) reading continues where that run's workers were,
-        whatever their number, in the epoch `first_epoch`: pass
+        Every worker calls it, after `shuffled` and `equal_steps`. A run that resumes from a
+        checkpoint (`Checkpoints(resume=True)`) continues reading where the saved run's workers
+        were, whatever their number, in the epoch `first_epoch`: pass
         `fit(initial_epoch=rows.first_epoch)`.
 
         `fit` on `dataset` moves the position. Checkpoints of a model distributed with "sync" hold
-        the matching position: no row is trained twice or missed. In other modes the batches in
-        flight at the snapshot of a checkpoint may be trained again.
+        the matching position: no row is trained twice or missed. In other modes, the batches that
+        were in flight when a checkpoint was taken may be trained again.
 
         Args:
-            name: name of the position; use another one for other rows of the training.
+            name: name of the position; each set of rows in the training needs its own.
 
         Raises:
             SettingsError: an invalid name, or the rows were shuffled differently.
@@ -159,15 +160,15 @@ class FileRows:
 
         Args:
             batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
-            feature_cols: which columns are x: a name, a list of names (numbers side by side as one
-                matrix [batch, n]; arrays and text as several inputs), or a dict from the model's
-                input names. None, without `label_cols`: rows are (x, y) or (x, y, weight).
-            label_cols: which columns are y, as for `feature_cols`.
-            weight_col: which column holds the sample weights, float[batch].
-            dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
-                part as it is); or by column. None: float64 becomes Keras' floatx.
-            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
-                a whole batch, [batch, …]; runs in the thread that reads ahead.
+            feature_cols: columns of x: a name, a list of names (numbers side by side as one matrix
+                [batch, n]; arrays and text as several inputs), or a dict from the model's input
+                names. None, without `label_cols`: rows are (x, y) or (x, y, weight).
+            label_cols: columns of y, as for `feature_cols`.
+            weight_col: column of the sample weights, float[batch].
+            dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
+                as it is); or by column. None: float64 becomes Keras' floatx.
+            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
+                whole batch, [batch, …]; runs in the thread that reads ahead.
 
         Raises:
             SettingsError: a setting that cannot work.
@@ -200,10 +201,10 @@ class FileRows:
 
         Args:
             batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
-            epochs: how many times all files are read.
+            epochs: number of times that all files are read.
 
         Yields:
-            By column name an array [batch, *shape of the column], or a Ragged.
+            An array [batch, *shape of the column], or a Ragged, by column name.
         """
         reader = self._reader()
         for _ in range(epochs):
@@ -212,7 +213,7 @@ class FileRows:
     def tf_dataset(self, batch_size: int) -> Any:
         """Return a tf.data.Dataset of batches as dicts of tensors; one iteration is one epoch.
 
-        Each iteration begins the next epoch, also when those before it were not read to their end.
+        Each iteration begins the next epoch, even if the previous one was not read to its end.
 
         Args:
             batch_size: rows per batch; only an epoch's last batch may be smaller.
@@ -221,8 +222,8 @@ class FileRows:
 
         if self._course is not None:
             raise UnsupportedError(
-                "tf.data reads ahead without saying how far, so its position cannot be saved: use "
-                "dataset(...), or tf_dataset(...) without resumable(...)"
+                "tf.data does not say how far it has read ahead, so its position cannot be saved. "
+                "Use dataset(...), or tf_dataset(...) without resumable(...)"
             )
         epochs = itertools.count()
 

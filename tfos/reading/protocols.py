@@ -21,7 +21,7 @@ class ReadingContext(Protocol):
         """The process's `PSClient`."""
 
     def absolute_path(self, path: str) -> str:
-        """A path as every node of the cluster means it."""
+        """Return the path as every node of the cluster resolves it."""
 
 
 class DatasetContext(ReadingContext, RowsContext, Protocol):

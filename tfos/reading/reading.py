@@ -1,7 +1,7 @@
 """Direct reading: `ctx.read`, the files of each format.
 
-Covers: what a user may say about files; making their source.
-Does not: read (feeding), say in which form the rows come (tfos.reading.file_rows), feed from Spark
+Covers: the arguments that describe files; making their source.
+Does not: read (feeding), choose the form of the rows (tfos.reading.file_rows), feed from Spark
 (ctx.dataset).
 Runs in: the worker's process.      Threads: main_fun's.
 """
@@ -94,24 +94,24 @@ class Reading:
 
         Args:
             paths: as for `tfrecord`.
-            columns: names, of fields in structs `parent.child`, and keys of directories
+            columns: names (`parent.child` for fields of structs) and keys of directories
                 (`day=2026-01-31`). None: all that the files store, and all keys of directories.
-            filters: [("column", ">", 3), …] that must all hold, a list of such lists, one of which
-                must hold, or a pyarrow.compute expression; row groups that cannot match are not
-                read.
-            nulls: replacement of nulls by column; other columns must not contain any.
-            shapes: shape of columns of lists, by name; None for any number of values. Other shapes
-                are inferred from the files.
+            filters: conditions [("column", ">", 3), …] that must all hold; a list of such lists,
+                one of which must hold; or a pyarrow.compute expression. Row groups that cannot
+                match are not read.
+            nulls: value that replaces nulls, by column; other columns must not contain any.
+            shapes: shapes of list columns, by name; None for any number of values. Other shapes are
+                inferred from the files.
             partitions: whether keys of directories are columns; False: all columns are the files'.
-            on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": what
-                is left of it is logged, counted and left out.
+            on_bad_data: "fail": the first damaged file or row group raises DataError. "skip": the
+                rest of it is logged, counted and left out.
             max_skipped: with "skip": one more than this raises; each counts once, not every epoch.
             limits: largest sizes that a file may declare; None: the defaults.
 
         Raises:
             FileNotFoundError: a path has no file.
             SettingsError: no path, or a setting that cannot work.
-            DataError: a file is damaged, has other columns than the first one, or no such column.
+            DataError: a file is damaged or has other columns than the first, or one is missing.
             MissingPackage: pyarrow is too old.
         """
         from feeding.formats.parquet.plan import ParquetRequest
@@ -148,16 +148,16 @@ class Reading:
         Args:
             paths: as for `tfrecord`.
             columns: names, or names with dtypes ("int64", "float32", "bool", "str", "bytes", …);
-                None: all. Keys of directories (`day=2026-01-31`) are names, too. Types without a
-                dtype are inferred, of files from the first lines of the first one.
+                None: all. Keys of directories (`day=2026-01-31`) are names, too. Other dtypes
+                are inferred, those of the files from the first lines of the first one.
             header: whether the first line of each file has the names; or the names, for files
-                without; False: _c0, _c1, …
+                without such a line; False: _c0, _c1, …
             delimiter: one character between values.
-            quoted_newlines: whether quoted values may contain line ends; files are then assigned
-                whole.
-            escape: one character before a quote within a quoted value, a backslash in files that
-                Spark wrote; None: such a quote is doubled.
-            nulls: replacement of empty values by column; other columns of numbers refuse an empty
+            quoted_newlines: whether quoted values may contain line ends; if so, each file goes
+                whole to one worker.
+            escape: character before a quote within a quoted value, a backslash in files that Spark
+                wrote; None: such a quote is doubled.
+            nulls: value that replaces empty values, by column; other number columns refuse an empty
                 value.
             partitions: whether keys of directories are columns; False: all columns are the files'.
             on_bad_data: "fail": the first bad line raises DataError. "skip": it is logged, counted

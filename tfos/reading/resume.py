@@ -42,7 +42,7 @@ _MAX_LISTED_BYTES = 512 << 10
 
 
 class _Arrival(msgspec.Struct, frozen=True):
-    """A process of a worker comes to agree on the course."""
+    """The arrival of a worker's process that has to agree on the course."""
 
     process: str
     files: FoundFiles
@@ -58,14 +58,14 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
         own: the position of a reader that has read nothing.
 
     Raises:
-        SettingsError: an invalid name, the rows were shuffled differently, or another worker has
-            found other files.
-        FileChanged: files have changed; names them.
+        SettingsError: the name is invalid, the rows were shuffled differently, or another worker
+            has found other files.
+        FileChanged: files have changed; the text names them.
         NoServersError: the cluster has no servers to keep the positions.
-        RequestTimeout: a worker did not call it; names the worker.
+        RequestTimeout: a worker did not make this call; the text names it.
     """
     if not _NAME.fullmatch(name):
-        raise SettingsError(f"rows are named by 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
+        raise SettingsError(f"a name of rows has 1 to 100 of 0-9 A-Z a-z . _ -, got {name!r}")
     client, files = ctx.ps_client(), tuple(files)
     agreed = b""
     if _all_meet(ctx, client, name, files) and ctx.is_chief:
@@ -74,8 +74,8 @@ def course_of(ctx: ReadingContext, name: str, files: Iterable[SourceFile], own: 
     found = next((answer for answer in answers.values() if answer), None)
     if found is None:
         raise SettingsError(
-            f"the chief has finished without reading {name!r}: every worker, also the chief, "
-            "must make the same rows resumable"
+            f"the chief has finished without reading {name!r}; every worker, the chief "
+            "included, must make the same rows resumable"
         )
     return msgspec.json.decode(found, type=Course)
 
@@ -84,17 +84,17 @@ def position_name(name: str, worker: int) -> str:
     """Return the name of the metadata that holds a worker's position.
 
     Args:
-        name: of the rows.
+        name: name of the rows.
         worker: rank.
     """
     return _key(name, f"worker/{worker}")
 
 
 def files_metadata(name: str, files: Iterable[SourceFile]) -> tuple[str, Any]:
-    """Return name and value of the files' metadata; value None: too many files.
+    """Return the name and value of the files' metadata; value None: too many files.
 
     Args:
-        name: of the rows.
+        name: name of the rows.
         files: all files.
     """
     listed = listed_files(files)
@@ -107,10 +107,10 @@ def _key(name: str, what: str) -> str:
 
 
 def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFile, ...]) -> bool:
-    """Compare the workers' files; return whether nobody reads before they agree on the course.
+    """Compare the workers' files; return whether no worker reads until all agree on the course.
 
-    Otherwise a process before this one has agreed with the others, who read now: their positions
-    are not those of a run that has ended.
+    Otherwise an earlier process of this worker has agreed with the others, which read now: their
+    positions are not those of a run that has ended.
     """
     own = _Arrival(uuid.uuid4().hex, summed_up(files))
     key = _key(name, "arrivals")
@@ -119,8 +119,8 @@ def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFi
     if differs := difference(files, ctx.rank, {rank: each.files for rank, each in told.items()}):
         raise SettingsError(
             f"rows {name!r}: {differs}. Each worker cuts its share from its own list, so rows "
-            "would be read twice or never. Name the same files on every worker, which no longer "
-            "change"
+            "would be read twice or never. Name the same files on every worker, and do not "
+            "change them"
         )
     return own in told.values()
 
@@ -139,14 +139,14 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
         listed = msgspec.convert(metadata.get(_key(name, "files")), list[ListedFile] | None)
     except msgspec.ValidationError as error:
         raise SettingsError(
-            f"the checkpoint's metadata {_key(name, '')}... are no positions of files: {error}. "
+            f"the checkpoint's metadata {_key(name, '')}... are not positions of files: {error}. "
             "Use another name: resumable(name=...)"
         ) from error
     if saved and listed is not None:  # too many files to list have only their fingerprint
         refuse_changed(listed, files)
     course = course_after(before, saved.values(), files, own)
     if course != before:
-        # First: then the positions mean nothing. They may come back with ps:0, the old course not.
+        # First: without it the positions mean nothing. They may return with ps:0, it may not.
         client.set_metadata(_key(name, "course"), course, of_run=True)
         for key in saved:
             client.set_metadata(key, None)

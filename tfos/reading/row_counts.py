@@ -1,8 +1,8 @@
-"""Row counts of files, made by all workers together, so that each gets equally many rows.
+"""Row counts of files, made by all workers together, so that each gets the same number of rows.
 
     each worker counts its pieces ─► rendezvous exchanges the counts ─► all know all files' rows
 
-Covers: the rendezvous, counting without servers or without some worker.
+Covers: the rendezvous, counting without servers or when a worker is missing.
 Does not: count (feeding), assign rows (feeding.reading.splits).
 Runs in: workers.      Threads: main_fun's.
 """
@@ -46,12 +46,12 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
     Args:
         ctx: the node's context.
         source: the files.
-        timeout_s: seconds for the slowest worker.
+        timeout_s: seconds that the slowest worker may take.
 
     Raises:
         SettingsError: another worker lists other files.
-        RequestTimeout: a worker did not arrive; names it.
-        DataError: a file is damaged and the policy is to fail.
+        RequestTimeout: a worker did not arrive; the text names it.
+        DataError: a file is damaged, and the policy is to fail.
         OSError: a file cannot be read, or has changed since it was listed.
     """
     files = source.files()
@@ -86,7 +86,7 @@ def counted(ctx: ReadingContext, source: Countable, timeout_s: float) -> Counted
 
 
 def _client(ctx: ReadingContext) -> Any:
-    """Return the client for the rendezvous; None: there is one worker, or no server."""
+    """Return the client for the rendezvous; None: there is only one worker, or no server."""
     if ctx.num_workers == 1:
         return None
     try:
@@ -98,7 +98,7 @@ def _client(ctx: ReadingContext) -> Any:
 def _merged(
     ctx: ReadingContext, files: Sequence[SourceFile], answers: Mapping[int, bytes]
 ) -> dict[int, int]:
-    """Return the rows of pieces by number; those of a lost worker are missing."""
+    """Return the row counts of pieces by number; those of a lost worker are missing."""
     told = {
         worker: msgspec.msgpack.decode(answer, type=_WorkerCounts)
         for worker, answer in answers.items()
@@ -107,8 +107,8 @@ def _merged(
         files, ctx.rank, {worker: each.files for worker, each in told.items()}
     ):
         raise SettingsError(
-            f"equal_steps(): {differs}. All workers name the same files, which no longer change, "
-            "in the same order of calls"
+            f"equal_steps(): {differs}. Name the same files on every worker, in the same order of "
+            "calls, and do not change them"
         )
     return {
         number: rows for each in told.values() for number, rows in enumerate(each.rows, each.first)

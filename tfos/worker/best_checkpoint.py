@@ -1,12 +1,12 @@
 """Best checkpoint: the chief saves an epoch whose metric is better than ever before.
 
-Covers: `Checkpoints.keep_best`: the comparison, also with the run that this one resumes, and what
-the log says of a metric that is not there.
+Covers: `Checkpoints.keep_best`: the comparison, also with the run that this one resumes, and the
+warning about a metric that does not exist.
 Does not: save (tfos.worker.saver), keep the files of the best step (ps.checkpoint.writer).
 Runs in: the chief's process.      Threads: the thread that runs `fit`.
 
-The save is made while no worker trains: all wait for the chief's decisions at the end of the epoch.
-So it holds the parameters that the metric was measured with.
+The chief saves while no worker trains: all wait for its decisions at the end of the epoch. So the
+checkpoint holds the parameters that the metric was measured with.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class BestKeeper:
     """The best checkpoint of one run.
 
     Args:
-        plan: has the metric's name and direction.
-        saver: has restored the run that this one resumes, if any.
+        plan: settings with the metric's name and direction.
+        saver: the chief's saver, which has restored the run that this one resumes, if any.
     """
 
     def __init__(self, plan: Checkpoints, saver: ChiefSaver) -> None:
@@ -55,7 +55,7 @@ class BestKeeper:
         failed = self._saver.save_now(score)
         if failed:
             _logger.warning(
-                "epoch %d is the best so far (%s %.6g), and was not saved: %s",
+                "epoch %d is the best so far (%s %.6g) but was not saved: %s",
                 epoch.epoch + 1,
                 self._metric,
                 value,
@@ -72,7 +72,7 @@ class BestKeeper:
         return BestSaved(path, step, self._metric, value)
 
     def _warn(self, epoch: EpochTrained) -> None:
-        """Say once, early, that the metric may be misspelt."""
+        """Warn once, early, that the metric may be misspelt."""
         if self._has_warned or self.saved is not None:
             return
         self._has_warned = True

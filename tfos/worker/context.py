@@ -1,8 +1,8 @@
 """Context of main_fun (`ctx`): rank, roster, paths, feeds, servers.
 
-Covers: what main_fun calls, in one place; each call leads to what does its work: feeds
-(tfos.worker.feeds), servers (tfos.worker.server_access), files (tfos.files), the Keras binding
-(tfos.keras). TensorFlowOnSpark's other names: tfos.worker.ported_context.
+Covers: what main_fun calls, in one place; each call delegates to feeds (tfos.worker.feeds), servers
+(tfos.worker.server_access), files (tfos.files) or the Keras binding (tfos.keras).
+TensorFlowOnSpark's other names: tfos.worker.ported_context.
 Does not: do any of that work.
 Runs in: the worker's process.      Threads: `report_progress` from any; the rest from main_fun's.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class NodeContext(PortedContext):
-    """The second argument of main_fun: where this worker is, its rows, servers and files.
+    """The second argument of main_fun: this worker's place, rows, servers and files.
 
         def main_fun(args, ctx):
             model = ...  # compiled
@@ -68,16 +68,16 @@ class NodeContext(PortedContext):
         task_index: index among the nodes of this job, from 0.
         executor_id: Spark's id of the executor.
         rank: rank among all workers, from 0; `worker_num` and `worker_rank` are aliases.
-        num_workers: workers that train together, the chief included; 1 on the evaluator, which
-            stands alone with rank 0: `ctx.read` has all rows there.
+        num_workers: number of workers that train together, the chief included; 1 on the
+            evaluator, which is alone with rank 0: `ctx.read` has all rows there.
         is_chief: whether this worker has rank 0, seeds the servers and exports.
-        cluster_spec: job name -> `host:port` of each node by index; the workers also in
-            TF_CONFIG. A worker's port is free for a server that main_fun starts, such as
+        cluster_spec: job name -> `host:port` of each node by index; TF_CONFIG has the workers,
+            too. A worker's port is free for a server that main_fun starts, such as
             TensorFlow's; see `release_port`.
         defaultFS: Hadoop's default file system.
         working_dir: the executor's working directory; the base of relative local paths.
-        log_dir: local directory of this worker's logs and event files, also if they are copied to
-            a URL; TensorBoard shows it as runs `worker-N/…`.
+        log_dir: local directory of this worker's logs and event files, even if they are copied
+            to a URL; TensorBoard shows it as runs `worker-N/…`.
         cluster_log_dir: the directory above, with the runs of the cluster itself.
         staging_dir: a local directory for files before their transfer.
         inputs: by name of the job's inputs, the paths of this worker's files.
@@ -85,21 +85,21 @@ class NodeContext(PortedContext):
         fit_place: where the fits of a restarted worker begin; None: at the start.
         feed_channel: the received rows; `get_data_feed` and `dataset` read it.
         trained_feeds: record of the trained epochs of fed rows.
-        epochs: takes the metrics of each epoch of `fit`.
-        seen_progress: takes the progress of a `fit` whose model is not distributed.
+        epochs: receiver of the metrics of each epoch of `fit`.
+        seen_progress: receiver of the progress of a `fit` whose model is not distributed.
 
     Args:
         spec: start document of this process.
         roster: every node of the cluster with its endpoint.
-        feeds: the received rows, and what is trained of them.
+        feeds: the received rows, and which of them are trained.
         credentials: credentials of the data plane.
-        on_progress: called with the numbers of `report_progress`, by name.
-        offers: answers the other ranks of `rank_group()`.
-        on_shard: called once the workers serve the parameters themselves.
+        on_progress: function called with the numbers of `report_progress`, by name.
+        offers: what answers the other ranks of `rank_group()`.
+        on_shard: function called once the workers serve the parameters themselves.
         reserved_port: this worker's port in `cluster_spec`; None: it holds none.
         stop_asked: whether somebody outside has asked for the end of the training.
-        joining: where this worker begins among others that train; None: all begin together.
-        epochs: sends epochs' metrics to the driver.
+        joining: the place where this worker joins others that train; None: all begin together.
+        epochs: what sends epochs' metrics to the driver.
     """
 
     def __init__(  # noqa: PLR0913 - what the process has, by keyword
@@ -164,12 +164,12 @@ class NodeContext(PortedContext):
 
     @property
     def attempt(self) -> int:
-        """0, or larger for a node that was lost and started again."""
+        """Number of this attempt: 0, or larger for a node that was lost and started again."""
         return self._identity.generation
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker among those of its host, from 0; 0 on the evaluator."""
+        """Number of this worker among those on its host, from 0; 0 on the evaluator."""
         if self._node.is_evaluator:
             return 0
         return rank_on_host(self._workers, self.rank)
@@ -185,7 +185,7 @@ class NodeContext(PortedContext):
 
         On the evaluator: whether the training is over.
         A distributed `fit` ends with its epoch, and `should_stop()` of `get_data_feed` ends the
-        feed; another loop of main_fun asks here and returns.
+        feed. Any other loop of main_fun checks this property and returns.
         """
         return self._stop_asked()
 
@@ -195,7 +195,7 @@ class NodeContext(PortedContext):
 
     @property
     def output_dir(self) -> str:
-        """A local directory whose files go to the job's output once main_fun has returned.
+        """Local directory whose files go to the job's output once main_fun has returned.
 
         Raises:
             SettingsError: the job has no output.
@@ -203,7 +203,7 @@ class NodeContext(PortedContext):
         return self._output.directory
 
     def send_output(self) -> str:
-        """Send the files of `output_dir`; return where they are, empty if there are none."""
+        """Send the files of `output_dir`; return their location, empty if there are none."""
         return self._output.send()
 
     def get_data_feed(
@@ -218,8 +218,8 @@ class NodeContext(PortedContext):
         Args:
             train_mode: False: a batch ends with its partition, for inference.
             qname_in: name of the feed, one of `reserve(queues=…)`.
-            qname_out: for compatibility, without effect: results return to the senders of their
-                rows.
+            qname_out: accepted for compatibility, no effect: results return to the senders of
+                their rows.
             input_mapping: column name to tensor name; batches are then dicts of lists.
 
         Raises:
@@ -238,10 +238,10 @@ class NodeContext(PortedContext):
         return self.servers.resumes_rate
 
     def ps_client(self) -> PSClient:
-        """Return this process's connection to the parameter servers, the same on every call.
+        """Return this process's connection to the parameter servers, the same for every call.
 
-        tfos closes it when main_fun has returned. A `with` block would close it before, for the
-        model and the saves as well.
+        tfos closes it when main_fun has returned. A `with` block would close it earlier, and for
+        the model and the saves as well.
 
         Raises:
             NoServersError: the cluster has none.
@@ -255,8 +255,7 @@ class NodeContext(PortedContext):
     def rank_group(self) -> RankGroup:
         """Return the collective calls of this cluster's workers, the same on every call.
 
-        They are for clusters whose workers all run to the end: a rank that was lost is not
-        replaced.
+        They are for clusters whose workers all run to the end: a lost rank is not replaced.
         """
         check_trains(self._node, "ranks")
         if self._rank_group is None:
@@ -274,15 +273,15 @@ class NodeContext(PortedContext):
         """Give bytes to this node's Spark task, which returns them as its result.
 
         Args:
-            value: replaces what was handed over before.
+            value: the bytes; they replace those of an earlier call.
 
         Raises:
-            PhaseError: the task does not wait for this node, because rows come by `train`.
+            PhaseError: the task does not wait for this node, because `train` feeds its rows.
         """
         if self._value_fd < 0:
             raise PhaseError(
-                f"{self._name}: its Spark task has ended and takes no value: use the return value "
-                "of main_fun and cluster.results(), or InputMode.TENSORFLOW"
+                f"the Spark task of {self._name} has ended and takes no value. Use the return "
+                "value of main_fun and cluster.results(), or InputMode.TENSORFLOW"
             )
         whole_files.replace(self._value_fd, value)
 
@@ -305,21 +304,21 @@ class NodeContext(PortedContext):
         dtypes: Dtypes = None,
         map_fn: Callable[..., Any] | None = None,
     ) -> FeedDataset:
-        """Return the rows that arrive here as data for `model.fit`, one epoch of it per epoch fed.
+        """Return the rows that arrive here as data for `model.fit`, one epoch per fed epoch.
 
         Args:
             batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
             feed: name of the feed, one of `reserve(queues=…)`, or "validation".
-            feature_cols: which values of a row are x: a position or a slice, a name, a list of
+            feature_cols: values of a row that are x: a position or a slice, a name, a list of
                 these (numbers side by side as one matrix [batch, n]; arrays and text as several
                 inputs), or a dict from the model's input names. None, without `label_cols`: rows
                 are (x, y) or (x, y, weight).
-            label_cols: which values are y, as for `feature_cols`.
-            weight_col: which value is the sample weight, float[batch].
-            dtypes: numpy's names of dtypes: one for x; one each for x, y and weight (None leaves a
-                part as it is); or by column. None: float64 becomes Keras' floatx.
-            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, where there is one) on numpy arrays of
-                a whole batch, [batch, …]; runs in the thread that reads ahead.
+            label_cols: values that are y, as for `feature_cols`.
+            weight_col: value that is the sample weight, float[batch].
+            dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
+                as it is); or by column. None: float64 becomes Keras' floatx.
+            map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
+                whole batch, [batch, …]; runs in the thread that reads ahead.
 
         Raises:
             SettingsError: the cluster has no such feed, or an argument cannot work.
@@ -359,8 +358,8 @@ class NodeContext(PortedContext):
         """Move a compiled model's parameters to the servers; `fit` then trains together.
 
         Call it on every worker between `compile` and `fit`, with the same model. All begin with the
-        chief's weights. Later `set_weights` and `load_weights` count: with tables, before the first
-        step alone; where the servers' parameters were trained already, after that step alone.
+        chief's weights. Later `set_weights` and `load_weights` count, with two limits: with tables,
+        only before the first step; if the servers' parameters were already trained, only after it.
 
         Args:
             model: a compiled Keras model (Sequential, functional, subclassed, own `train_step`).
@@ -369,25 +368,25 @@ class NodeContext(PortedContext):
                 per worker, in rank order, and applies it once; "hybrid" does so with dense
                 parameters, and applies gradients of tables' rows when they arrive.
             reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
-            staleness_bound: ssp, and needed there: steps, 0 or more. Larger: less waiting, older
-                gradients. hybrid: batches of rows that a worker has under way, 1 by default.
-            staleness_aware: divide a gradient's learning rate by 1 + the updates by others that its
-                worker had not seen. None: yes, except in sync and hybrid, where none is, and for
-                Adagrad and Ftrl. False ruins a training of several workers with rules like Adam.
-            on_nonfinite: a NaN or infinite gradient: "error" raises, "skip" leaves the step out.
-            pipeline: async only: steps, 0 to 64, that `fit` computes while a push is in flight: a
-                step's parameters lack so many of this worker's own updates. None: 1 for models with
-                tables and Adagrad or Ftrl, else 0.
-            compression: of pushed float32 gradients: "bf16", "fp16": half the bytes; "int8": 1/4.
+            staleness_bound: number of steps, 0 or more, required for ssp. Larger: less waiting,
+                older gradients. hybrid: batches of rows that a worker has in progress, default 1.
+            staleness_aware: whether to divide a gradient's learning rate by 1 + the updates by
+                others that its worker had not seen. None: yes, except in sync and hybrid, where
+                there are none, and for Adagrad and Ftrl. False ruins training with rules like Adam.
+            on_nonfinite: effect of a NaN or infinite gradient: "error" raises, "skip" drops it.
+            pipeline: async only: number of steps, 0 to 64, that `fit` computes while a push is in
+                flight: a step's parameters lack that many of this worker's own updates. None: 1 for
+                models with tables and Adagrad or Ftrl, else 0.
+            compression: format of pushed float32 gradients: "bf16", "fp16" (half), "int8" (1/4).
 
         Returns:
             The same model object.
 
         Raises:
             NoServersError: the cluster has TensorFlow's servers.
-            NotCompiled, UnsupportedOptimizer, UnsupportedModel: the obstacle; a second model.
-            SettingsError: incompatible arguments, also num_ps=0 and another mode than "sync".
-            CollectiveError: num_ps=0, and another worker does not come here.
+            NotCompiled, UnsupportedOptimizer, UnsupportedModel: an obstacle; a second model.
+            SettingsError: arguments are incompatible, also num_ps=0 with a mode other than "sync".
+            CollectiveError: num_ps=0, and another worker does not make this call.
         """
         self.servers.serve_where_none_are(self._only(model), consistency)
         from tfos.keras.fit.distribute import distribute
@@ -411,42 +410,42 @@ class NodeContext(PortedContext):
         return model
 
     def _only(self, model: Any) -> Any:
-        """Return the model; refuse a second one, to which servers would give the trained values."""
+        """Return the model; refuse a second one, which would get the first one's trained values."""
         if self._distributed is None or self._distributed[0]() is model:
             return model
         raise UnsupportedModel(
-            f"a cluster trains one model, and this one has {self._distributed[1]!r}, whose trained "
-            f"weights {getattr(model, 'name', model)!r} would begin with. For models that do not "
-            "depend on each other, such as those of a k-fold loop, use tfos.map_train or a cluster "
-            "for each; to go on with this training, call fit of the first model again"
+            f"a cluster trains one model, and this one trains {self._distributed[1]!r}; "
+            f"{getattr(model, 'name', model)!r} would begin with its trained weights. For "
+            "independent models, such as those of a k-fold loop, use tfos.map_train or a cluster "
+            "for each. To continue this training, call fit of the first model again"
         )
 
     def load_rows(self, table: str, rows: Iterable[tuple[Any, Any]]) -> int:
-        """Let a table begin with given rows: call it on every worker, between distribute and fit.
+        """Load rows that a table begins with; call it on every worker, between distribute and fit.
 
-        The chief reads and loads them, the others wait for it. New rows have the rule's initial
-        slots; an id that has a row keeps it. They are in every later checkpoint; a training that
-        resumes from one loads nothing. With checkpoints they are saved before this returns, and
-        loaded again if a server was started again before that. A table is loaded once: join
-        several sources as `[*a, *b]`, or by an object whose `__iter__` gives their batches.
+        The chief reads and loads them; the others wait for it. New rows have the rule's initial
+        slots; an id that has a row keeps it. Every later checkpoint has them, and a training that
+        resumes from one loads nothing. With checkpoints, the chief saves them before this returns,
+        and loads them again if a server restarts before that save. A table is loaded once: join
+        several sources as `[*a, *b]`, or with an object whose `__iter__` yields their batches.
 
         Args:
-            table: its name.
+            table: name of the table.
             rows: batches of (ids, rows): [n] integers or strings, each once, and [n, dim] of the
-                table's dtype. Of a generator, which is read once, a restart costs rows, and the log
-                says so. `tfos.serving.read_rows` gives those of an export,
+                table's dtype. A generator can be read only once, so a restart loses rows, and the
+                log says so. `tfos.serving.read_rows` yields those of an export,
                 `tfos.keras.rows_of` those of a plain Keras model.
 
         Returns:
-            Number of rows that this call has created, each id once; 0 on the other workers. At
-            least so many are: rows whose answer was lost with its connection are not counted.
+            Number of rows that this call has created, each id once; 0 on the other workers. It is a
+            lower bound: rows whose answer was lost with its connection are not counted.
 
         Raises:
             NoServersError: the cluster has none.
             ServerPhaseError: no model is distributed yet, or it was never built.
             ManifestMismatch: there is no such table.
-            IdError, ShapeError, NonFiniteGradient: rows that do not fit; those before are loaded.
-            TableFull: there is no room for them.
+            IdError, ShapeError, NonFiniteGradient: rows do not fit; earlier rows are loaded.
+            TableFull: the table has no room for the rows.
         """
         from tfos.keras.embedding.loading import load_rows
 
@@ -462,7 +461,7 @@ class NodeContext(PortedContext):
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Return the callbacks for this worker's `fit`: progress for the driver, TensorBoard files.
 
-        Add your own to the list. A callback of these that fails never stops the training.
+        Add your own to the list. A failure in one of these callbacks never stops the training.
         """
         from tfos.keras.fit.callbacks import callbacks
 
@@ -483,24 +482,24 @@ class NodeContext(PortedContext):
         """Evaluate the cluster's checkpoints while it trains; for `evaluator:0` (eval_node=True).
 
         It takes the newest one each time, and ends when the training is over and the last one is
-        evaluated. Metrics, as `val_…`, go to the driver (`cluster.evaluations()`) and to
-        TensorBoard's run `evaluator`. Rows of Embeddings need this process's memory.
+        evaluated. The driver (`cluster.evaluations()`) and TensorBoard's run `evaluator` get the
+        metrics as `val_…`. Rows of Embeddings need this process's memory.
 
         Args:
-            model: compiled and built, as the workers build it; do not distribute it.
-            x: arrays, a tf.data.Dataset or one of `ctx.read`; read once per checkpoint.
-            y: targets, where x has none.
+            model: the compiled model, built as the workers build it; do not distribute it.
+            x: arrays, a tf.data.Dataset or a dataset of `ctx.read`; read once per checkpoint.
+            y: targets, if x has none.
             batch_size: rows per batch of arrays.
             sample_weight: weights of arrays' rows.
             steps: batches per evaluation; None: all.
-            directory: where to look; None: that of ClusterConfig(checkpoints=...).
-            poll_s: seconds between two looks.
+            directory: directory of the checkpoints; None: that of ClusterConfig(checkpoints=...).
+            poll_s: seconds between two looks at it.
 
         Returns:
             The metrics by the checkpoints' steps, in the order of their evaluation.
 
         Raises:
-            PhaseError: this node is no evaluator.
+            PhaseError: this node is not the evaluator.
             NotCompiled, UnsupportedModel, SettingsError: the text says what does not fit.
         """
         data = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -525,28 +524,29 @@ class NodeContext(PortedContext):
     ) -> str:
         """Save the model with the servers' parameters as a plain Keras model or SavedModel.
 
-        Call it on one worker, usually `if ctx.is_chief:`. An older export at this place is replaced
-        once the new one is complete; a directory that holds anything else is refused.
+        Call it on one worker, usually `if ctx.is_chief:`. The new export replaces an older one at
+        this path once it is complete. A directory that holds anything else is refused.
 
         Args:
             model: any built Keras model, distributed or not.
-            path: a path or a URL such as `hdfs://nn:8020/models/digits.keras`. Ending in `.keras`:
-                one file; otherwise a directory for TensorFlow Serving (SavedModel). Other paths
-                mean what `ctx.absolute_path` says.
-            tables: of a model with `tfos.keras.Embedding`. "inside", the default: the rows become
-                layers of Keras in the plain model, up to 2 GiB a table. "beside": a directory with
-                the dense model and the rows as Parquet, which `tfos.serving.load` opens.
-            since: "beside": an earlier whole export; rows that have changed since, and the ids of
-                those that are gone, are written.
+            path: a path or a URL such as `hdfs://nn:8020/models/digits.keras`. `.keras` at the end
+                means one file, anything else a directory for TensorFlow Serving (SavedModel).
+                Relative paths resolve like `ctx.absolute_path`.
+            tables: placement of the rows of a model with `tfos.keras.Embedding`. "inside", the
+                default: the rows become layers of Keras in the plain model, up to 2 GiB a table.
+                "beside": a directory with the dense model and the rows as Parquet, which
+                `tfos.serving.load` opens.
+            since: with "beside", an earlier whole export: only rows that have changed since then,
+                and the ids of those that are gone, are written.
 
         Returns:
             The absolute path or URL. `tfos.keras.load_model` opens a `.keras` file there,
-            `tf.saved_model.load` a SavedModel of this host, `tfos.serving.load` one with the tables
+            `tf.saved_model.load` a SavedModel on this host, `tfos.serving.load` one with the tables
             beside the model.
 
         Raises:
-            SettingsError: not a Keras model, one that was never built, a SavedModel of one of which
-                only layers were called, or a path that is refused.
+            SettingsError: the model is not a Keras model, was never built, or would become a
+                SavedModel although only its layers were called; or the path is refused.
             UnsupportedModel: the rows cannot be inside; the text names the reason.
             ExportError: `since` is not a whole export of the same tables.
             ServerPhaseError: servers were started again in each of several scans of a table.
@@ -566,18 +566,18 @@ class NodeContext(PortedContext):
         """Report training progress to the driver; cheap, replaces the last report, never raises.
 
         Args:
-            step: steps that this worker has trained.
-            rows: rows that this worker has trained.
-            loss: the newest loss; None: not known.
-            metrics: further numbers by any name, shown by `cluster.status()`, `tfos status` and the
-                page, the first 20 of them.
+            step: number of steps that this worker has trained.
+            rows: number of rows that this worker has trained.
+            loss: the newest loss; None: unknown.
+            metrics: further numbers by any name; `cluster.status()`, `tfos status` and the page
+                show the first 20.
         """
         own = dict(itertools.islice((metrics or {}).items(), MOST_METRICS))
         named = {f"{METRIC}{name}": value for name, value in own.items()}
         self.report_numbers({**named, "steps": step, "rows": rows, "loss": loss})
 
     def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
-        """Report what a loop of tfos' own has counted; never raises.
+        """Report what a loop of tfos has counted; never raises.
 
         Args:
             numbers: by name, with `steps`, `rows` and `loss`; see ProgressMeter.

@@ -1,6 +1,6 @@
 """Evaluator: what `evaluator:0` alone may do in main_fun, and what it may not.
 
-Covers: refusing the calls of nodes that train; the evaluation of checkpoints.
+Covers: refusing calls that belong to nodes that train; the evaluation of checkpoints.
 Does not: evaluate (tfos.keras.fit.checkpoint_evaluation).
 Threads: main_fun's.
 """
@@ -23,15 +23,15 @@ def check_trains(node: PlannedNode, what: str) -> None:
 
     Args:
         node: this one.
-        what: they have: "parameter servers".
+        what: what those nodes have, such as "parameter servers".
 
     Raises:
         NoServersError: this node is the evaluator.
     """
     if node.is_evaluator:
         raise NoServersError(
-            f"{node.name} has no {what}: it stands beside the training and reads its "
-            "checkpoints. Call ctx.evaluate_checkpoints(model, x, y) there, and train where "
+            f"{node.name} has no {what}: it does not train, it reads checkpoints of the "
+            "training. Call ctx.evaluate_checkpoints(model, x, y) there, and train where "
             'ctx.job_name != "evaluator"'
         )
 
@@ -44,8 +44,8 @@ def check_evaluates(node: PlannedNode) -> None:
     """
     if not node.is_evaluator:
         raise PhaseError(
-            f"{node.name}: evaluate_checkpoints() waits until the training is over, so it is "
-            'for the evaluator: if ctx.job_name == "evaluator", with reserve(eval_node=True)'
+            f"{node.name} trains, and evaluate_checkpoints() waits until the training is over. "
+            'Call it if ctx.job_name == "evaluator", with reserve(eval_node=True)'
         )
 
 
@@ -63,20 +63,20 @@ def evaluate_checkpoints(  # noqa: PLR0913 - of one call of NodeContext
     """Evaluate the cluster's checkpoints while it trains; see NodeContext.evaluate_checkpoints.
 
     Args:
-        ctx: of this node.
-        model: compiled and built.
-        arguments: of `model.evaluate`.
+        ctx: context of this node.
+        model: the compiled and built model.
+        arguments: arguments of `model.evaluate`.
         node: this one.
-        directory: where to look; None: that of `plan`.
-        plan: how the cluster saves; None: it does not.
-        storages: open the directory.
-        poll_s: seconds between two looks.
+        directory: directory of the checkpoints; None: that of `plan`.
+        plan: settings by which the cluster saves; None: it does not.
+        storages: storages that open the directory.
+        poll_s: seconds between two looks at it.
     """
     check_evaluates(node)
     place = directory or (plan.directory if plan else None)
     if place is None:
         raise SettingsError(
-            f"{node.name}: evaluate_checkpoints() needs a directory of checkpoints: pass "
+            f"{node.name}: evaluate_checkpoints() needs a directory of checkpoints. Pass "
             "config=ClusterConfig(checkpoints=Checkpoints(directory)) to reserve(), which also "
             "lets the chief save there"
         )

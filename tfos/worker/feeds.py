@@ -48,13 +48,13 @@ class WorkerFeeds:
 
     Attributes:
         channel: the received rows.
-        trained: what of them the servers' parameters contain.
+        trained: record of those that the servers' parameters contain.
 
     Args:
         spec: start document of this process.
-        send: sends a report to the driver.
-        meter: measures epochs.
-        stopped: set once the node is stopped; no wait for an epoch outlasts it.
+        send: function that sends a report to the driver.
+        meter: meter of epochs.
+        stopped: event set once the node is stopped; no wait for an epoch outlasts it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WorkerFeeds:
         """Epochs whose end a thread waits for."""
 
     def check(self, name: str) -> None:
-        """Refuse a feed that will never be fed or ended: reading it would wait for ever.
+        """Refuse a feed that will never be fed or ended: reading it would wait forever.
 
         Raises:
             SettingsError: the cluster has no such feed.
@@ -92,13 +92,13 @@ class WorkerFeeds:
         check_trains(self._node, "fed rows")
         if not self._names:
             raise SettingsError(
-                "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, where "
+                "no rows are fed to this cluster: it was made with InputMode.TENSORFLOW, so "
                 "main_fun reads its own data. Pass input_mode=InputMode.SPARK to reserve() or run()"
             )
         if name not in self._names:
             raise SettingsError(
-                f"{name!r} is no feed of this cluster: {list(self._names)}. Name it in queues= of "
-                "reserve() or run()"
+                f"{name!r} is not a feed of this cluster: {list(self._names)}. Name it in queues= "
+                "of reserve() or run()"
             )
 
     def open(
@@ -144,7 +144,7 @@ class WorkerFeeds:
             case messages.TrainBatch():
                 aside(self.trained.expect, order)
             case messages.LeaveBatch():
-                # Not aside: the Flush behind it must not find the batch.
+                # Not on another thread: the Flush after it must not find the batch.
                 if (batch := self.trained.leave(order)) is not None:
                     aside(self.trained.release, batch)
             case messages.SaveBatches():
@@ -158,7 +158,7 @@ class WorkerFeeds:
         self.channel.flush(feed, epoch, order.validation, order.rounds)
         with self._lock:
             if (feed, epoch) in self._awaited:
-                return  # its lost rows were fed again: the same end
+                return  # its lost rows were fed again: the end is the same
             self._awaited.add((feed, epoch))
         aside(self._await_flush, feed, epoch)
 

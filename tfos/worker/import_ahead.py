@@ -1,9 +1,9 @@
 """Import of TensorFlow and Keras while other nodes start, for a main_fun that will import them.
 
-Covers: reading from main_fun's code what it will import, importing that, the collector meanwhile,
-why an import compiles what another start has compiled.
-Does not: guess. A program that names neither pays nothing; one that sets up the process first
-(environment, module path) imports when it is ready to.
+Covers: finding in main_fun's code what it will import, importing that, pausing the collector
+meanwhile, why an import compiles what an earlier start has compiled.
+Does not: guess. A program that names neither pays nothing. One that first sets up the process
+(environment, module path) imports when it is ready.
 Runs in: the worker's process, in the main thread, between unpickling main_fun and calling it.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 SLOW = frozenset({"keras", "tensorflow"})
 """Packages whose import takes seconds and changes nothing but this process's modules."""
 _PREPARES = frozenset({"environ", "putenv", "meta_path", "modules", "fork"})
-"""Names of what has to happen before the import: os.environ["KERAS_BACKEND"] and the like."""
+"""Names of what has to happen before the import, such as os.environ["KERAS_BACKEND"]."""
 _MAX_FUNCTIONS = 200
-"""Functions whose code is read; more belong to a library rather than to main_fun."""
+"""Most functions whose code is read; more belong to a library rather than to main_fun."""
 _MANY_OBJECTS = 50_000
 
 _logger = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ def will_import(main_fun: Any, args: Any = None) -> tuple[str, ...]:
 
 
 def import_ahead(names: tuple[str, ...]) -> None:
-    """Import these packages; what fails here fails again, and visibly, in main_fun.
+    """Import these packages; what fails here fails again in main_fun, where the user sees it.
 
     Args:
-        names: of packages.
+        names: names of packages.
     """
     with collector_paused():
         for name in names:
@@ -65,13 +65,13 @@ def import_ahead(names: tuple[str, ...]) -> None:
 
 
 def compiled_again(names: tuple[str, ...]) -> str:
-    """Return why each start compiles these packages from their source text, and what ends that.
+    """Return why each start compiles these packages from source, and how to avoid that.
 
-    Importing TensorFlow takes three times as long then. Empty where Python finds, or may keep,
-    compiled modules.
+    Importing TensorFlow then takes three times as long. The result is empty if Python finds, or
+    may keep, compiled modules.
 
     Args:
-        names: of packages that are installed or not; none is imported.
+        names: names of packages, installed or not; none is imported.
     """
     for name in names:
         spec = importlib.util.find_spec(name)
@@ -91,8 +91,8 @@ def compiled_again(names: tuple[str, ...]) -> str:
             continue  # kept by the import to come
         return (
             f"{directory} has no compiled modules and {reason}, so each start compiles {name}, "
-            f"which takes several seconds; run `python -m compileall -q "
-            f"{os.path.dirname(directory)}` where this environment is made"
+            f"which takes several seconds. Run `python -m compileall -q "
+            f"{os.path.dirname(directory)}` where this environment is built"
         )
     return ""
 
@@ -101,8 +101,8 @@ def compiled_again(names: tuple[str, ...]) -> str:
 def collector_paused() -> Iterator[None]:
     """Keep Python's cycle collector from searching modules that are being imported.
 
-    TensorFlow's import makes some 10^6 objects that stay, and the collector walks them again and
-    again: a fifth of its time. What a large import has made is left out of later searches as well.
+    TensorFlow's import makes some 10^6 lasting objects, which the collector walks again and again:
+    a fifth of the import's time. Later searches also leave out what a large import has made.
     """
     if not gc.isenabled():
         yield

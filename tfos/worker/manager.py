@@ -1,4 +1,4 @@
-"""WorkerManager: what TensorFlowOnSpark's programs know as `ctx.mgr`.
+"""WorkerManager: what programs written for TensorFlowOnSpark know as `ctx.mgr`.
 
 Covers: the state that a program reads and sets; opening a DataFeed, for `TFNode.DataFeed(ctx.mgr)`.
 Does not: hold queues: rows arrive in chunks (feeding.receiver), not one by one.
@@ -19,20 +19,20 @@ OpenFeed = Callable[[bool, str, str, Mapping[str, str] | None], "DataFeed"]
 
 
 class ManagerValues:
-    """Values by name, which programs keep in a manager."""
+    """Values that programs keep in a manager, by name."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, name: str) -> Any:
-        """Return a value that was set, None if it was not; `state` is "running" at first."""
+        """Return a value, or None if it was never set; `state` is "running" at first."""
         return self._values.get(name)
 
     def set(self, name: str, value: Any) -> None:
         """Keep a value in this process.
 
         Args:
-            name: of the value.
+            name: name of the value.
             value: any object.
         """
         self._values[name] = value
@@ -61,7 +61,7 @@ class WorkerManager(ManagerValues):
         Args:
             train_mode: False: a batch ends with its partition, for inference.
             qname_in: name of the feed.
-            qname_out: for compatibility, without effect.
+            qname_out: accepted for compatibility, no effect.
             input_mapping: column name to tensor name; batches are then dicts of lists.
         """
         return self._open_feed(train_mode, qname_in, qname_out, input_mapping)
@@ -70,10 +70,10 @@ class WorkerManager(ManagerValues):
         """Refuse: there is no queue of single rows.
 
         Raises:
-            UnsupportedError: always; names the call to use.
+            UnsupportedError: always; the text names the call to use.
         """
         raise UnsupportedError(
-            f"ctx.mgr.get_queue({name!r}): rows arrive in chunks, not in a queue. Read them by "
-            "feed = ctx.get_data_feed() and feed.next_batch(n); return results by "
+            f"ctx.mgr.get_queue({name!r}): rows arrive in chunks, not in a queue. Read them with "
+            "feed = ctx.get_data_feed() and feed.next_batch(n), and return results with "
             "feed.batch_results(results)"
         )

@@ -1,12 +1,12 @@
 """One worker's shard of the parameters, in a cluster without servers of its own.
 
-Covers: the parameter server inside this worker's process, where the others' are, its end.
+Covers: the parameter server inside this worker's process, the endpoints of the others', its end.
 Does not: decide when to start it (tfos.worker.server_access), update parameters (ps.server).
 Runs in: every worker's process, from the first `ctx.distribute(model, consistency="sync")` on.
 Threads: the server's own; the rest is main_fun's.
 
-Nothing of it exists before that call, so programs that never make it pay nothing. A shard ends with
-its worker: the training cannot go on without it, and the driver says so.
+Nothing exists before that call, so programs that never make it pay nothing. A shard ends with its
+worker: the training cannot go on without it, and the driver says so.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rpc.endpoint import Endpoint
 from tfos.collectives.group import RankGroup
 
 LAST_WORKER_S = 86_400.0
-"""For the slowest worker's main_fun: until then it may need this shard. A worker that is lost ends
-the wait."""
+"""Seconds for the slowest worker's main_fun, which may need this shard until it ends. A lost worker
+ends the wait."""
 CLOSE_TIMEOUT_S = 1.0
 
 
 class OwnShard:
-    """The shard that this worker serves, one of as many as there are workers.
+    """The shard that this worker serves; every worker serves one.
 
     Args:
-        group: all workers; each calls this at the same point.
-        credentials: of the data plane.
-        generation: this attempt of the worker.
-        open_storage: opens a checkpoint directory as clients name it.
+        group: all workers; each makes this call at the same point.
+        credentials: credentials of the data plane.
+        generation: number of this worker's attempt.
+        open_storage: function that opens a checkpoint directory as clients name it.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class OwnShard:
         )
 
     def serve(self, host: str, socket_dir: str, *, timeout_s: float) -> list[Endpoint]:
-        """Begin to serve, and return where the shards of all workers are, in rank order.
+        """Begin to serve, and return the endpoints of all workers' shards, in rank order.
 
         Args:
             host: address to bind.
             socket_dir: private directory for the Unix socket.
-            timeout_s: for the slowest worker.
+            timeout_s: seconds that the slowest worker may take.
 
         Raises:
-            CollectiveTimeout: a worker does not come here; `late` has its rank.
+            CollectiveTimeout: a worker does not make this call; `late` has its rank.
             CollectiveError: another worker was lost, or ended.
         """
         try:

@@ -1,6 +1,6 @@
 """Members of the context that programs written for TensorFlowOnSpark use, under its names.
 
-Covers: `worker_num`, `mgr`, the reserved port, the calls of TensorFlow 1, which are refused.
+Covers: `worker_num`, `mgr`, the reserved port; refusing the calls of TensorFlow 1.
 Does not: feed, export or serve.
 Runs in: the worker's process.      Threads: main_fun's.
 """
@@ -61,18 +61,18 @@ class PortedContext:
         """Refuse TensorFlow 1's server; TensorFlow 2 starts its own from TF_CONFIG.
 
         Args:
-            num_gpus: of the server, in TensorFlowOnSpark.
-            rdma: of the server, in TensorFlowOnSpark.
+            num_gpus: number of the server's GPUs, in TensorFlowOnSpark.
+            rdma: whether the server uses RDMA, in TensorFlowOnSpark.
 
         Raises:
             UnsupportedError: always; names what to write.
         """
         del num_gpus, rdma
         raise UnsupportedError(
-            "start_cluster_server() starts TensorFlow 1's server, and main_fun runs on no "
-            "parameter server here. Write ctx.distribute(model) after model.compile(...), which "
-            "trains through the parameter servers; or, with num_ps=0, "
-            "tf.distribute.MultiWorkerMirroredStrategy(), which starts its server from TF_CONFIG"
+            "start_cluster_server() starts TensorFlow 1's server, but parameter servers do not "
+            "run main_fun here. To train through them, write ctx.distribute(model) after "
+            "model.compile(...). With num_ps=0, use tf.distribute.MultiWorkerMirroredStrategy(), "
+            "which starts its server from TF_CONFIG"
         )
 
     def export_saved_model(
@@ -83,8 +83,8 @@ class PortedContext:
         Args:
             sess: TensorFlow 1's session.
             export_dir: directory of the SavedModel.
-            tag_set: its tags.
-            signatures: its signatures.
+            tag_set: tags of the SavedModel.
+            signatures: signatures of the SavedModel.
 
         Raises:
             UnsupportedError: always; names what to write.

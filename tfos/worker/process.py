@@ -60,12 +60,11 @@ PROGRESS_S = 1.0
 _MAX_MESSAGE_CHARS = 16_000
 _MAX_TRACEBACK_CHARS = 128_000
 _LAST_LOGS_S = 2.0
-"""For event files of a training that failed or is stopped."""
+"""Seconds to send the event files of a training that failed or is stopped."""
 _CAUSE_S = 2.0
 """Seconds for the failure of a lost rank to reach the driver before those that follow from it."""
 _LAST_ANSWERS_S = 0.5
-"""Seconds for feed tasks to receive the error of main_fun, before the driver receives the
-failure."""
+"""Seconds for feed tasks to receive the error of main_fun before the driver receives it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,8 +73,8 @@ class WorkerProcess:
     """One run of main_fun and everything around it.
 
     Args:
-        spec: the child's document.
-        link: to the supervisor.
+        spec: start document of the child.
+        link: link to the supervisor.
     """
 
     def __init__(self, spec: ChildSpec, link: ChildLink[messages.Order]) -> None:
@@ -106,12 +105,12 @@ class WorkerProcess:
         self._saves = RunSaves(bundle.settings, self._feeds.trained, self._epochs, link.send)
         self._reserved_port: ReservedPort | None = None
         self._places = threading.Lock()
-        """Held while the places of nodes change, or become those of `ctx`."""
+        """Lock held while the endpoints of nodes change, or become those of `ctx`."""
         self._context: NodeContext | None = None
         self._joining: messages.Joining | None = None
-        """Where this worker begins among others that train; None: all begin together."""
+        """Place where this worker joins others that train; None: all begin together."""
         self._training_stop = ""
-        """Why main_fun is asked to train no further; empty: it is not."""
+        """Reason why main_fun was asked to stop training; empty: it was not."""
 
     def run(self) -> int:
         """Serve, wait for the roster, run main_fun; returns the exit code."""
@@ -122,7 +121,7 @@ class WorkerProcess:
         threading.Thread(target=self._report_progress, name="tfos-progress", daemon=True).start()
         self._activity.enter("importing")
         legacy_keras.follow(os.environ, self._spec.bundle.settings.legacy_keras)
-        if not self._spec.bundle.node.is_evaluator:  # it stands beside the training
+        if not self._spec.bundle.node.is_evaluator:  # it does not train
             before_collective(self._joins_collective)
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
@@ -152,7 +151,7 @@ class WorkerProcess:
         self._listener.close(timeout_s=1.0)
 
     def _answer(self, call: Call) -> None:
-        """Answer feeders, and the ranks of collective calls; either refuses everybody else."""
+        """Answer feeders, and the ranks of collective calls; both refuse everybody else."""
         if call.peer.role is Role.WORKER:
             self._offers.handle(call)
         else:
@@ -163,10 +162,10 @@ class WorkerProcess:
         self._feeds.channel.on_disconnect(peer)
 
     def _import_for(self, main_fun: Callable[[Any, Any], Any], args: Any) -> None:
-        """Begin with what main_fun begins with; rows arrive and other nodes start meanwhile."""
+        """Import what main_fun imports first; rows arrive and other nodes start meanwhile."""
         names = will_import(main_fun, args)
         if names:
-            # Of the chief alone: the others' environment is the same.
+            # Only the chief warns: the others' environment is the same.
             if self._spec.bundle.node.is_chief and (advice := compiled_again(names)):
                 _logger.warning("%s", advice)
             self._activity.enter(f"importing {' and '.join(names)}")
@@ -178,7 +177,7 @@ class WorkerProcess:
         mirror: LogMirror | None = None
         try:
             self._prepare_environment(context)
-            with contextlib.suppress(OSError):  # who writes there is told
+            with contextlib.suppress(OSError):  # whatever writes there gets the error
                 os.makedirs(context.log_dir, exist_ok=True)
             mirror = self._mirror_logs(context.cluster_log_dir)
             sys.argv = list(args) if isinstance(args, list) else [self._spec.bundle.name]
@@ -215,12 +214,12 @@ class WorkerProcess:
         return 0
 
     def _shard_served(self, context: NodeContext) -> None:
-        """The workers serve the parameters themselves from now on."""
+        """Note that the workers serve the parameters themselves from now on."""
         self._link.send(messages.ServesShard())
         self._saves.begin_late(context)
 
     def _joins_collective(self, num_workers: int) -> None:
-        """TensorFlow here will wait for all workers of its strategy from now on."""
+        """Note that TensorFlow here waits for all workers of its strategy from now on."""
         if not self._in_collective:
             self._in_collective = True
             self._link.send(messages.InCollective(num_workers))
@@ -249,7 +248,7 @@ class WorkerProcess:
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
         message = failure.text_of(error)[:_MAX_MESSAGE_CHARS] + legacy_keras.advice(error)
         if isinstance(error, SystemExit):
-            message += f"; it called sys.exit({error.code!r}): return, or raise what went wrong"
+            message += f"; it called sys.exit({error.code!r}); return, or raise an exception"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -257,7 +256,7 @@ class WorkerProcess:
         return 1
 
     def _carry_out(self, order: messages.Order) -> None:
-        match order:  # what is not here, servers act on
+        match order:  # servers act on the other orders
             case messages.Start():
                 self._begin(order)
             case messages.ServerMoved():
@@ -280,7 +279,7 @@ class WorkerProcess:
                 self._begin_stop(order)
 
     def _begin(self, order: messages.Start) -> None:
-        """Learn where the other nodes are, and where among them this worker begins."""
+        """Learn where the other nodes are, and where this worker begins among them."""
         self._roster, self._joining = order.roster, order.joining
         for feed, epoch in order.joining.feeds if order.joining is not None else ():
             self._feeds.channel.begin_at(feed, epoch)
@@ -288,7 +287,7 @@ class WorkerProcess:
 
     def _server_moved(self, order: messages.ServerMoved) -> None:
         rank, endpoint = order.rank, order.endpoint
-        _logger.warning("ps:%d was started again and is at %s now", rank, endpoint)
+        _logger.warning("ps:%d was restarted and is at %s now", rank, endpoint)
         with self._places:
             self._roster = tuple(
                 msgspec.structs.replace(entry, endpoint=endpoint)
@@ -300,9 +299,9 @@ class WorkerProcess:
                 self._context.servers.moved(rank, endpoint)
 
     def _ask_to_stop(self, order: messages.StopTraining) -> None:
-        """Note that main_fun is to train no further; it goes on until it asks."""
-        if not self._spec.bundle.node.is_evaluator:  # there it is the order of things
-            _logger.warning("the training is asked to stop: %s", order.reason)
+        """Note that main_fun has to stop training; it goes on until it asks."""
+        if not self._spec.bundle.node.is_evaluator:  # for it this is the normal end
+            _logger.warning("the training was asked to stop: %s", order.reason)
         self._training_stop = order.reason
 
     def _begin_stop(self, stop: messages.Stop) -> None:
@@ -320,7 +319,7 @@ class WorkerProcess:
     def _interrupt(self) -> None:
         main_thread = threading.main_thread().ident
         if self._in_user_code and main_thread is not None:
-            # A signal, unlike an exception from Python, also ends a system call that blocks.
+            # A signal, unlike a Python exception, also ends a blocking system call.
             signal.pthread_kill(main_thread, signal.SIGINT)
 
     def _report_progress(self) -> None:
@@ -347,13 +346,13 @@ class WorkerProcess:
         )
 
     def _mirror_logs(self, directory: str) -> LogMirror | None:
-        """Begin to send event files to the log directory if that is not where they are written."""
+        """Begin to send event files to the log directory, unless they are written there."""
         board = self._spec.bundle.settings.tensorboard
         url = board.log_dir
         if "://" not in url or url.startswith("file://"):
             return None
         try:
-            fetches = board.is_wanted and self._spec.bundle.node.is_chief  # whose host shows them
+            fetches = board.is_wanted and self._spec.bundle.node.is_chief  # its host shows them
             mirror = LogMirror(directory, url, fetches=fetches)
         except (FeedError, OSError) as error:
             _logger.warning("no log files in %s: %s; training goes on", url, error)
@@ -392,7 +391,7 @@ def main(body: bytes) -> None:
 
 
 def _as_message(returned: Any) -> messages.Done:
-    """Return the report of what main_fun returned; one that cannot travel is no failure."""
+    """Return the report of what main_fun returned; a value that cannot travel is not a failure."""
     try:
         return messages.Done(result=return_values.encode(returned))
     except NoResultError as error:

@@ -1,7 +1,7 @@
-"""Roster of a worker: which nodes train beside it, and where they and the servers are.
+"""Roster of a worker: which nodes train with it, and where they and the servers are.
 
 Covers: pure functions of the roster, which the driver sends to every node.
-Does not: connect to any of them.      Threads: any.
+Does not: connect to any node.      Threads: any.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def server_endpoints(roster: Sequence[RosterEntry]) -> list[Endpoint]:
 def training_nodes(
     roster: Sequence[RosterEntry], *, has_tensorflow_servers: bool
 ) -> dict[int, RosterEntry]:
-    """Return by rank the nodes that train in main_fun.
+    """Return the nodes that train in main_fun, by rank.
 
     Args:
         roster: every node of the cluster.
-        has_tensorflow_servers: with these, the nodes named `worker` are TensorFlow's servers.
+        has_tensorflow_servers: whether the nodes named `worker` are TensorFlow's servers.
     """
     others = {PS_ROLE, EVALUATOR_ROLE} | ({WORKER_ROLE} if has_tensorflow_servers else set())
     return {each.rank: each for each in roster if each.node.role not in others}
 
 
 def rank_on_host(workers: Mapping[int, RosterEntry], rank: int) -> int:
-    """Return a worker's number among those of its host, from 0.
+    """Return a worker's number among those on its host, from 0.
 
     Args:
-        workers: by rank.
-        rank: of the worker.
+        workers: workers by rank.
+        rank: rank of the worker.
     """
     host = workers[rank].host
     return sum(each.host == host for other, each in workers.items() if other < rank)

@@ -32,10 +32,10 @@ class RunSaves:
     """The saver of the cluster's checkpoints, while main_fun runs.
 
     Args:
-        settings: of the cluster.
-        trained: tells which micro-batches and epochs a save contains.
-        epochs: tells which checkpoint is the best.
-        send: sends a report to the driver.
+        settings: settings of the cluster.
+        trained: record of the micro-batches and epochs that a save contains.
+        epochs: reports that decide which checkpoint is the best.
+        send: function that sends a report to the driver.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class RunSaves:
         self._saver: ChiefSaver | None = None
 
     def begin(self, context: NodeContext) -> None:
-        """Resume and save by the user's plan from now on; tell the driver what is trained."""
+        """Resume and save by the user's plan from now on; report to the driver what is trained."""
         self._start(context)
         if context.is_chief and self._settings.feeds:
             run, resumes = self._settings.cluster_id, context.servers.resumes_epochs
             self._trained.begin(self._saver, context.ps_client, run=run, resumes=resumes)
 
     def begin_late(self, context: NodeContext) -> None:
-        """Begin where the workers serve the parameters themselves, from ctx.distribute on."""
+        """Begin at ctx.distribute, where the workers serve the parameters themselves."""
         self._start(context)
         if self._saver is not None and self._settings.feeds:
             self._trained.begin_late(self._saver, context.ps_client)
             if context.servers.resumes_rate and self._saver.restored_step is not None:
                 _logger.warning(
-                    "this run goes on from step %d with num_ps=0, where nothing tells in time "
-                    "which epochs that run had trained: every epoch that is fed is trained. Feed "
-                    "those that are left, or use num_ps >= 1, which leaves the others out",
+                    "this run goes on from step %d with num_ps=0, so it learns too late which "
+                    "epochs are already trained: it trains every epoch that is fed. Feed only "
+                    "those that are left, or use num_ps >= 1, which skips the others",
                     self._saver.restored_step,
                 )
         if context.is_chief and self._settings.config.save_on_interrupt:
             _logger.warning(
                 "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "
-                "workers. Checkpoints(every_s=...) saves while they train",
+                "workers. Use Checkpoints(every_s=...), which saves while they train",
                 self._settings.config.save_on_interrupt,
             )
 
@@ -98,7 +98,7 @@ class RunSaves:
         """Carry out an order to save between two steps, and report the checkpoint's place."""
         saver, path, step = self._saver, "", -1
         if saver is None:
-            error = "main_fun does not run on the chief: it has not begun yet, or has returned"
+            error = "main_fun is not running on the chief: it has not begun yet, or has returned"
         elif not (error := saver.save_between()):
             path, step = saver.place()
         error, path = (visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, path))
@@ -112,7 +112,7 @@ class RunSaves:
         saver.start()
         plan = self._settings.config.checkpoints
         if plan is not None and plan.keep_best is not None:
-            from tfos.worker.best_checkpoint import BestKeeper  # with it the client that saves
+            from tfos.worker.best_checkpoint import BestKeeper  # imports the client that saves
 
             self._epochs.keep_best(BestKeeper(plan, saver))
 

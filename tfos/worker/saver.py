@@ -1,7 +1,7 @@
 """Saves by the chief: the checkpoint that a run resumes from, then saves while main_fun trains.
 
 Covers: the plan, resuming from an earlier run, a separate client.
-Does not: choose when (ps.client.saving.periodic_saver), save (ps.client), decide what a
+Does not: choose when to save (ps.client.saving.periodic_saver), save (ps.client), decide what a
 dead server does (tfos.node.supervisor.restart_policy).
 Runs in: the chief's process.
 Threads: the public calls come from the main thread; ps.client.saving.periodic_saver has its own.
@@ -33,9 +33,9 @@ class ChiefSaver:
 
     Args:
         plan: the user's settings.
-        make_client: creates a separate client of the servers.
-        open_storage: opens the plan's directory or URL.
-        joins: the chief was lost and started again, in the run that saves there.
+        make_client: function that creates a separate client of the servers.
+        open_storage: function that opens the plan's directory or URL.
+        joins: whether the chief was lost and started again in the run that saves there.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class ChiefSaver:
         """Restore the servers if this run resumes an earlier one, then save while main_fun runs.
 
         Raises:
-            CheckpointError: no checkpoint is complete, or the directory belongs to another run, or
-                nothing can be written there.
+            CheckpointError: no checkpoint is complete, the directory belongs to another run, or it
+                is not writable.
         """
         directory, step = self._plan.directory, -1
         storage = self._open_storage(directory)
         if self._joins and self._client.is_filled():
-            # The servers go on with what they hold, and the directory is this run's own.
+            # The servers go on with what they hold, and the directory belongs to this run.
             self._restored_step = latest(storage) if steps_on_disk(storage) else None
             step = -1 if self._restored_step is None else self._restored_step
         elif steps_on_disk(storage):
@@ -90,31 +90,31 @@ class ChiefSaver:
 
     @property
     def restored_step(self) -> int | None:
-        """Step that this run resumes from; None: it begins anew."""
+        """Step that this run resumes from; None: it begins from the start."""
         return self._restored_step
 
     def restored_metadata(self) -> dict[str, Any]:
-        """Return the metadata of the checkpoint that this run resumes from; none for a new run."""
+        """Return the metadata of the checkpoint that this run resumes from; empty for a new run."""
         return {} if self._restored_step is None else dict(self._client.metadata())
 
     def hold(self, holder: Hashable) -> None:
-        """Prevent periodic saves until this holder's `release`; wait for a running one."""
+        """Prevent periodic saves until this holder calls `release`; wait for a running one."""
         self._saver.hold(holder)
 
     def release(self, holder: Hashable) -> None:
-        """Allow periodic saves again, once no other holder is left."""
+        """Allow periodic saves again once no other holder is left."""
         self._saver.release(holder)
 
     def save_now(self, score: Score | None = None) -> str:
         """Save changes since the last save; return the reason of a failure, or an empty string.
 
         Args:
-            score: of the parameters; with it they are saved also if nothing has changed.
+            score: score of the parameters; with one they are saved even if nothing has changed.
         """
         return self._saver.save_now(score)
 
     def save_once(self) -> str:
-        """Save as `save_now`, with one try: nobody is to wait longer than for one save."""
+        """Save like `save_now`, with one try: the caller waits for at most one save."""
         return self._saver.save_now(tries=1)
 
     def save_between(self) -> str:
@@ -122,15 +122,15 @@ class ChiefSaver:
         return self._saver.save_between()
 
     def server_generations(self) -> tuple[int, ...]:
-        """Return, for each server, which start of it answers now."""
+        """Return each server's generation, which says which start of it answers now."""
         return self._client.server_generations()
 
     @property
     def saved_generations(self) -> tuple[int, ...]:
-        """For each server, which start of it the save holds that `save_now` has just made.
+        """Return each server's generation in the save that `save_now` has just made.
 
-        Those that gave the save its parts: not one that was replaced just before, nor the one that
-        replaces it before the commit, whom a save does not ask.
+        These servers gave the save its parts. A server that was replaced just before, or one that
+        replaces it before the commit, does not count: a save does not ask it.
         """
         return self._client.saved_generations
 
@@ -140,10 +140,10 @@ class ChiefSaver:
         return self._saver.saved_step
 
     def restored_steps(self) -> tuple[int, ...]:
-        """Return, for each server, the step that it was filled from; -1: it was seeded.
+        """Return the step that each server was filled from; -1: it was seeded.
 
         Raises:
-            ServerRestoring: one has no parameters yet.
+            ServerRestoring: a server has no parameters yet.
         """
         servers = self._client.stats()
         for each in servers:
@@ -152,20 +152,20 @@ class ChiefSaver:
         return tuple(each.restored_step for each in servers)
 
     def place(self, step: int | None = None) -> tuple[str, int]:
-        """Return path or URL of a checkpoint, and its step.
+        """Return the path or URL of a checkpoint, and its step.
 
         Args:
-            step: None: that of the last save.
+            step: step of the checkpoint; None: the last save.
         """
         step = self.saved_step if step is None else step
         return self._open_storage(self._plan.directory).where(step_name(step)), step
 
     def best(self, metric: str, *, higher_is_better: bool) -> Checkpoint | None:
-        """Return the best checkpoint, by a metric, of the run that this one resumes, if any.
+        """Return the best checkpoint of the run that this one resumes, by a metric; None: none.
 
         Args:
-            metric: its name.
-            higher_is_better: the kind of score.
+            metric: name of the metric.
+            higher_is_better: whether a larger value is better.
         """
         storage = self._open_storage(self._plan.directory)
         up_to = self._restored_step
@@ -175,15 +175,15 @@ class ChiefSaver:
 
     @property
     def num_begun(self) -> int:
-        """Saves that have begun so far, failed ones too."""
+        """Number of saves that have begun so far, failed ones included."""
         return self._saver.num_begun
 
     def watch(self, saved: Callable[[int, int, tuple[int, ...]], object]) -> None:
-        """Call this behind each save, ordered or not, before the next one may begin.
+        """Call a function after each save, ordered or not, before the next one may begin.
 
         Args:
-            saved: takes which one it is of all that have begun, its step, and for each server which
-                start of it the save holds.
+            saved: function that takes the save's number among all that have begun, its step, and
+                each server's generation in it.
         """
         self._saver.on_saved = lambda number, step: saved(number, step, self.saved_generations)
 
@@ -211,6 +211,6 @@ def _check_writable(storage: Storage) -> None:
             storage.remove(name)
     except CheckpointError as error:
         raise CheckpointError(
-            f"no checkpoint can be saved in {storage.where()}: {error}; name a directory that "
-            "every host of the cluster can write"
+            f"no checkpoint can be saved in {storage.where()}: {error}; name a directory to "
+            "which every host of the cluster can write"
         ) from error

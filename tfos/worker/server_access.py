@@ -1,11 +1,11 @@
 """Server access: this worker and the parameter servers, from the first client to the last message.
 
 Covers: clients of the servers, also after a server has moved; the workers' own shards (num_ps=0);
-the chief's saver; refusing a training that leaves the servers out; leaving the training.
+the chief's saver; refusing a training that does not use the servers; leaving the training.
 Does not: push or pull (ps.client), serve (tfos.worker.own_shard), save (tfos.worker.saver).
 Runs in: the worker's process.
 Threads: `client` and `new_client` from any; `moved` from `tfos-orders`; the rest from main_fun's.
-`_lock` guards the client, the endpoints and who has to hear of a change.
+`_lock` guards the client, the endpoints and what has to be notified of a change.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
-"""Seconds until a restarted server has found a checkpoint and listens, below the client's timeout;
-then it says itself that it restores. One that does not restart ends the cluster before."""
+"""Seconds until a restarted server has found a checkpoint and listens, below the client's timeout.
+Then it reports itself that it restores. One that does not restart ends the cluster earlier."""
 
 _logger = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class ServerAccess:
     Args:
         spec: start document of this process.
         roster: every node of the cluster with its endpoint.
-        identity: of this worker on the data plane.
-        credentials: of the data plane.
-        storages: open checkpoint directories.
-        rank_group: returns all workers, which serve together where there are no servers.
-        on_own_shard: called once the workers serve the parameters themselves.
+        identity: identity of this worker on the data plane.
+        credentials: credentials of the data plane.
+        storages: storages that open checkpoint directories.
+        rank_group: function that returns all workers, which serve together if there are no servers.
+        on_own_shard: function called once the workers serve the parameters themselves.
     """
 
     def __init__(  # noqa: PLR0913 - what the context has, by keyword
@@ -76,7 +76,7 @@ class ServerAccess:
         self._workers = training_nodes(roster, has_tensorflow_servers=self._are_tensorflows)
         uses_none = self._are_tensorflows or self._node.is_evaluator
         self._endpoints = [] if uses_none else server_endpoints(roster)
-        """Of the shards in rank order; empty until a cluster without servers has its own."""
+        """Endpoints of the shards in rank order; empty until a cluster without servers has some."""
         self._identity, self._credentials, self._storages = identity, credentials, storages
         self._place = (spec.executor.host, spec.socket_dir)
         self._rank_group, self._on_own_shard = rank_group, on_own_shard
@@ -85,28 +85,28 @@ class ServerAccess:
         self._clients: weakref.WeakSet[PSClient] = weakref.WeakSet()
         self._client: PSClient | None = None
         self._run_notes: RunNotes | None = None
-        """What any client of this process has set for the run."""
+        """Notes that any client of this process has set for the run."""
         self._lock = threading.RLock()
 
     @property
     def count(self) -> int:
-        """Number of shards that this worker trains through, its own cluster's included."""
+        """Number of shards that this worker trains through, those of the workers included."""
         return len(self._endpoints)
 
     @property
     def resumes_rate(self) -> bool:
-        """Whether a fit has the learning rate that it had when an earlier run was interrupted."""
+        """Whether a fit takes the learning rate that it had when an earlier run was interrupted."""
         plan = self._config.checkpoints
         return plan is not None and plan.resumes_epochs and bool(self._endpoints)
 
     @property
     def resumes_epochs(self) -> bool:
-        """Whether fed epochs go on where an interrupted run was; the servers hold its record."""
+        """Whether fed epochs go on where an interrupted run stopped; the servers keep a record."""
         has_own = self._own_shard is not None  # its record would come after the first rows
         return self.resumes_rate and not has_own
 
     def client(self) -> PSClient:
-        """Return this process's connection to the servers, the same on every call.
+        """Return this process's connection to the servers, the same for every call.
 
         Raises:
             NoServersError: the cluster has none.
@@ -114,14 +114,14 @@ class ServerAccess:
         check_trains(self._node, "parameter servers")
         if self._are_tensorflows:
             raise NoServersError(
-                f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), and "
-                "ctx.distribute, tables and checkpoints of tfos need those of tfos: leave "
-                "ps='tensorflow' out of reserve(), or train by ParameterServerStrategy"
+                f"{self._name}: this cluster's servers are TensorFlow's (ps='tensorflow'), but "
+                "ctx.distribute, tables and checkpoints need servers of tfos. Leave "
+                "ps='tensorflow' out of reserve(), or train with ParameterServerStrategy"
             )
         if not self._endpoints:
             raise NoServersError(
                 f"{self._name}: this cluster has num_ps=0, so no parameters are shared before "
-                'ctx.distribute(model, consistency="sync"), which keeps them in the workers; call '
+                'ctx.distribute(model, consistency="sync"), which keeps them in the workers. Call '
                 "that first, use TFCluster.reserve(..., num_ps=1), or train without them"
             )
         with self._lock:
@@ -159,11 +159,11 @@ class ServerAccess:
         return client
 
     def moved(self, rank: int, endpoint: Endpoint) -> None:
-        """Reach a server at another place from now on: it was lost and started again.
+        """Use another endpoint for a server from now on: it was lost and started again.
 
         Args:
-            rank: of the server.
-            endpoint: where it listens.
+            rank: rank of the server.
+            endpoint: the endpoint at which it listens.
         """
         with self._lock:
             self._endpoints[rank] = endpoint
@@ -195,12 +195,12 @@ class ServerAccess:
         """In a cluster without servers, serve one shard per worker, in the workers.
 
         Args:
-            model: that is to be distributed.
+            model: the model to distribute.
             consistency: the mode that the user asks for.
 
         Raises:
             SettingsError: the mode needs servers of the cluster.
-            CollectiveTimeout: another worker does not come here.
+            CollectiveTimeout: another worker does not make this call.
             CollectiveError: another worker was lost, or ended.
         """
         if self._endpoints or self._are_tensorflows:
@@ -208,8 +208,8 @@ class ServerAccess:
         check_trains(self._node, "parameter servers")
         if consistency != "sync":
             raise SettingsError(
-                f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters, "
-                f'which is for consistency="sync"; got {consistency!r}. Write ctx.distribute('
+                f"{self._name}: this cluster has num_ps=0, so its workers keep the parameters. "
+                f'That works with consistency="sync", got {consistency!r}. Write ctx.distribute('
                 f'model, consistency="sync"), or TFCluster.reserve(..., num_ps=1) for '
                 f"{consistency!r}"
             )
@@ -230,15 +230,15 @@ class ServerAccess:
             late = ", ".join(self._workers[rank].node.name for rank in error.late)
             raise CollectiveTimeout(
                 f"{self._name} has waited {ATTACH_TIMEOUT_S:g} s for {late} to call ctx.distribute("
-                'model, consistency="sync"): every worker makes this call, with MirroredStrategy'
-                "Runner by model.fit(). See what that worker does before it, and let all of them "
-                "read or make their data in about the same time",
+                'model, consistency="sync"). Every worker must make this call; with '
+                "MirroredStrategyRunner, model.fit() does. Check what that worker does first, and "
+                "let all workers read or make their data in about the same time",
                 error.late,
             ) from None
         self._on_own_shard()
 
     def check_used(self, what: str) -> None:
-        """Refuse a training that leaves the cluster's servers out.
+        """Refuse a training that does not use the cluster's servers.
 
         Args:
             what: the training, as the beginning of a sentence: "fit() trains this model".
@@ -248,8 +248,8 @@ class ServerAccess:
         """
         if self._leaves_tensorflow_out:
             raise NotDistributed(
-                f"{what} on {self._name} alone: the other nodes run TensorFlow's servers, and "
-                "main_fun has built no strategy that uses them. Build strategy = "
+                f"{what} on {self._name} alone: the other nodes run TensorFlow's servers, but "
+                "main_fun has not built a strategy that uses them. Build strategy = "
                 "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver."
                 "TFConfigClusterResolver()) first, or leave ps='tensorflow' out of reserve() and "
                 "add the line model = ctx.distribute(model) after model.compile(...)"
@@ -259,48 +259,48 @@ class ServerAccess:
         raise NotDistributed(
             f"{what} on {self._name} alone: the cluster has {self.count} parameter "
             f"server{'s' if self.count > 1 else ''} and this worker does not use "
-            f"{'them' if self.count > 1 else 'it'}, so each worker has a model of its own, of its "
-            "part of the rows. Add the line model = ctx.distribute(model) between "
-            "model.compile(...) and model.fit(...); call ctx.ps_client() first if main_fun pushes "
-            "by itself; or make the cluster with num_ps=0 if every worker trains a model of its own"
+            f"{'them' if self.count > 1 else 'it'}, so each worker would train a model of its own "
+            "on its part of the rows. Add the line model = ctx.distribute(model) between "
+            "model.compile(...) and model.fit(...). If main_fun pushes itself, call "
+            "ctx.ps_client() first. If every worker should train its own model, use num_ps=0"
         )
 
     def check_seeded(self, what: str) -> None:
         """Refuse what check_used refuses, unless another worker has seeded the servers.
 
         Args:
-            what: as of `check_used`.
+            what: as for `check_used`.
 
         Raises:
-            NotDistributed: as check_used.
+            NotDistributed: as for `check_used`.
         """
         is_empty = self._leaves_servers_out and self._are_empty()
         if is_empty or self._leaves_tensorflow_out:
             self.check_used(what)
 
     def finish(self, *, has_joined: bool = False) -> None:
-        """Leave the training finally: barriers no longer wait for this worker.
+        """Leave the training for good: barriers no longer wait for this worker.
 
-        A worker that never used the servers also sends this: the others' epochs wait for it.
+        A worker that never used the servers also does this: the others' epochs wait for it.
 
         Args:
             has_joined: whether TensorFlow in this process has joined that of the other workers.
         """
         if self._tells_of_others and not has_joined and not self._endpoints:
             _logger.warning(
-                "%s ends, and main_fun has built no strategy in this process that joins the %d "
-                "workers: whatever it trained is a model of its own. Build strategy = "
-                "tf.distribute.MultiWorkerMirroredStrategy() and the model in its scope; without "
-                "use_custom_strategy=True MirroredStrategyRunner distributes fit, without "
-                "ps='tensorflow' ctx.distribute(model, consistency='sync') does",
+                "%s ends, but main_fun has not built a strategy in this process that joins the %d "
+                "workers: whatever it trained is its own model. Build strategy = "
+                "tf.distribute.MultiWorkerMirroredStrategy() and the model in its scope. Without "
+                "use_custom_strategy=True, MirroredStrategyRunner distributes fit; without "
+                "ps='tensorflow', ctx.distribute(model, consistency='sync') does",
                 self._name,
                 self._num_workers,
             )
         if self._leaves_tensorflow_out:
             _logger.warning(
-                "%s ends, and main_fun has built no strategy that uses TensorFlow's servers: what "
-                "it trained is a model of its own. tf.distribute.ParameterServerStrategy trains on "
-                "them; without ps='tensorflow' ctx.distribute(model) trains on servers of tfos",
+                "%s ends, but main_fun has not built a strategy that uses TensorFlow's servers: "
+                "whatever it trained is its own model. tf.distribute.ParameterServerStrategy uses "
+                "them; without ps='tensorflow', ctx.distribute(model) trains on servers of tfos",
                 self._name,
             )
         if not self._endpoints:
@@ -308,9 +308,9 @@ class ServerAccess:
         was_used = self._client is not None
         if not was_used and not self._is_fed and self._are_empty():
             _logger.warning(
-                "%s ends, and no worker has put parameters on the cluster's servers so far: what "
-                "it trained is a model of its own. ctx.distribute(model) after model.compile(...) "
-                "trains one model together; num_ps=0 saves the servers",
+                "%s ends, but no worker has put parameters on the cluster's servers: whatever it "
+                "trained is its own model. Call ctx.distribute(model) after model.compile(...) to "
+                "train one model together, or use num_ps=0 if you need no servers",
                 self._name,
             )
         client = self.client()
@@ -341,6 +341,6 @@ class ServerAccess:
         try:
             with self.new_client() as client:
                 return all(server.phase == ServerPhase.EMPTY for server in client.describe())
-        except PSError as error:  # a server that is gone fails the cluster by itself
+        except PSError as error:  # a lost server fails the cluster on its own
             _logger.info("%s does not know whether the servers were seeded: %s", self._name, error)
             return False

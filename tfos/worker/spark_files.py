@@ -1,6 +1,6 @@
-"""SparkFiles.get in main_fun, without an import of pyspark by workers that do not use it.
+"""SparkFiles.get in main_fun; workers that do not use it do not import pyspark.
 
-Covers: telling pyspark's SparkFiles, when it is imported, where this executor's files are.
+Covers: giving pyspark's SparkFiles, once imported, the directory of this executor's files.
 Does not: import pyspark, which takes 0.7 s of processor time from an executor's zip file.
 Runs in: the worker's process.      Threads: call `announce` before any thread of the process.
 """
@@ -16,7 +16,7 @@ _MODULE = "pyspark.core.files"
 
 
 def announce(root: str) -> None:
-    """Have `SparkFiles.get` answer as in a task on this executor.
+    """Make `SparkFiles.get` answer as in a task on this executor.
 
     Args:
         root: directory of the files that SparkContext.addFile has sent; "": there are none.

@@ -78,7 +78,7 @@ def test_impossible_weights_are_refused(given_weights, match):
         ((X,), "the rows have no labels"),
         ((X, (X, X)), "2 outputs"),
         ((X, {"a": X, "b": X}), "2 outputs"),
-        ((X, np.array(["a", "b", "c", "d"], object)), "labels are text"),
+        ((X, np.array(["a", "b", "c", "d"], object)), "but these are text"),
         ((X, np.zeros(4), np.ones((4, 3))), r"\(4, 3\).*\(4,\)"),
         ((X, np.zeros(4), {"a": np.ones(4)}), "sample weights are dict"),
     ],

@@ -527,7 +527,7 @@ def test_two_layers_of_one_table_share_rows_and_settings():
     ("optimizer", "message"),
     [
         (lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0), r"global_clipnorm=1.0\) needs"),
-        (lambda: keras.optimizers.SGD(0.1, use_ema=True), r"use_ema=True\) moves the averages"),
+        (lambda: keras.optimizers.SGD(0.1, use_ema=True), r"use_ema=True\) updates the averages"),
     ],
 )
 def test_what_rows_alone_cannot_follow_is_refused_by_name(optimizer, message):
@@ -685,7 +685,7 @@ def test_large_stock_embeddings_are_warned_of_once(caplog):
     with serving() as cluster, caplog.at_level(logging.WARNING, "tfos"):
         distribute(model, cluster.contexts[0])
     (said,) = [each for each in caplog.messages if "table=" in each]
-    assert "tfos.keras.Embedding(8, table='large') in the place of keras.layers.Embedding" in said
+    assert "tfos.keras.Embedding(8, table='large') instead of keras.layers.Embedding" in said
     assert "(32768, 8), layer 'large', 1048576 bytes" in said
     assert "'larger', 2097152 bytes" in said
     assert "small" not in said
@@ -702,7 +702,7 @@ def test_another_workers_tables_are_compared_in_words():
             distribute(second, cluster.contexts[1])
         third = make_model(Embedding(DIM, table="item"), keras.optimizers.SGD(0.1))
         with pytest.raises(
-            UnsupportedModel, match=r"\['item'\], .* \['user'\]; .* name the tables"
+            UnsupportedModel, match=r"\['item'\], .* \['user'\]\. .* name the tables"
         ):
             distribute(third, cluster.contexts[1])
 
@@ -812,7 +812,7 @@ def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tm
         few = x[:BATCH]
         tuned.fit(few, few[:, :1] % 2, verbose=0)  # begins with the served rows
         np.testing.assert_array_equal(tuned.predict_on_batch(few), model.predict_on_batch(few))
-        with pytest.raises(UnsupportedModel, match=r"bytes of rows or more, .* is 100;"):
+        with pytest.raises(UnsupportedModel, match=r"bytes of rows or more, .* is 100\."):
             served.dump("user", 100)
 
 
@@ -831,7 +831,9 @@ def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
     with serving() as cluster:
         model, _ = trained(cluster.contexts[0])
-        with pytest.raises(UnsupportedModel, match=r"\d+ bytes of rows or more, .* is 1000; .*bes"):
+        with pytest.raises(
+            UnsupportedModel, match=r"\d+ bytes of rows or more, .* is 1000\. .*bes"
+        ):
             export_with_tables(model, tmp_path / "m.keras", cluster.contexts[0], limit_bytes=1000)
         assert list(tmp_path.iterdir()) == []
 
@@ -877,7 +879,7 @@ def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
                 model.fit(x, y, batch_size=BATCH, verbose=0)
             assert cluster.pushes == 0
     model = make_model(own, keras.optimizers.SGD(0.1), run_eagerly=eagerly)
-    with pytest.raises(UnsupportedModel, match="Keras finds no layer inside of a Lambda"):
+    with pytest.raises(UnsupportedModel, match="Keras finds no layer inside a Lambda"):
         model.fit(x, y, batch_size=BATCH, verbose=0)
 
 

@@ -421,7 +421,7 @@ def test_an_id_that_the_table_does_not_take_names_value_position_and_feature(
     with serving() as cluster:
         distribute(model, cluster.contexts[0])
         if message:
-            with pytest.raises(IdError, match=f"{message}.*layer 'who' gets: correct it"):
+            with pytest.raises(IdError, match=rf"{message}.*layer 'who' gets\. Correct it"):
                 model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
             assert cluster.pushes == 0
         else:

@@ -174,7 +174,9 @@ def interleaved():
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("make", [unordered, interleaved])
 def test_a_dataset_without_an_order_is_no_data_of_several_workers(make):
-    with pytest.raises(SettingsError, match=r"deterministic=False .* trained twice or never"):
+    with pytest.raises(
+        SettingsError, match=r"deterministic=False .* trained twice and others never"
+    ):
         seen_by_two(of_two(make))
     for kept in SEEN:
         kept.clear()

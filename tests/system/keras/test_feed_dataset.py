@@ -137,7 +137,9 @@ def test_the_feed_that_a_fit_trains_is_not_measured_inside_of_it():
         ctx, watch = cluster.contexts[0], Epochs()
         feed_epochs(ctx.feed_channel, batches(3, 3, 2), finish=True)
         rows = FeedDataset(ctx, BATCH)
-        with pytest.raises(SettingsError, match=r"an epoch of a feed comes once.*of its own"):
+        with pytest.raises(
+            SettingsError, match=r"an epoch of a feed comes only once.*its own dataset"
+        ):
             make_model().fit(rows, validation_data=rows, epochs=3, verbose=0, callbacks=[watch])
     assert not watch.seen
 
@@ -281,7 +283,7 @@ def test_a_fit_of_the_class_that_asks_for_more_than_is_fed_goes_on_and_is_told()
         with pytest.warns(FeedEndedWarning) as caught:
             history = model.fit(FeedDataset(ctx, BATCH), epochs=3)
         (told,) = (str(each.message) for each in caught)
-        assert "after 2 epochs, fit(epochs=3) asked for more" in told
+        assert "after 2 epochs, but fit(epochs=3) asked for more" in told
         assert history.epoch == [0, 1] == model.epochs_after
         assert calls.calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), "over"]
 
@@ -324,7 +326,7 @@ def test_a_second_fit_inside_of_a_fit_of_the_class_is_stopped_by_its_callbacks()
             history = model.fit(FeedDataset(ctx, BATCH), epochs=9)
         texts = [str(each.message) for each in caught]
         (told,) = [each for each in texts if "the feed ended" in each]
-        assert "after 2 epochs, fit(epochs=9) asked for more" in told
+        assert "after 2 epochs, but fit(epochs=9) asked for more" in told
         assert history.epoch == [0, 1]
         assert model.stops_after
 
@@ -370,8 +372,8 @@ def test_a_fit_of_the_class_without_a_fed_epoch_is_told_of_code_that_does_not_ru
         with pytest.warns(FeedEndedWarning) as caught:
             model.fit(FeedDataset(ctx, BATCH), epochs=3)
         epochs, code = (str(each.message) for each in caught)
-        assert "after 0 epochs, fit(epochs=3) asked for more" in epochs
-        assert "inside of DecidesAll.fit, which does not go on behind its epochs" in code
+        assert "after 0 epochs, but fit(epochs=3) asked for more" in epochs
+        assert "inside DecidesAll.fit, so its code after the epochs does not run" in code
         assert model.epochs_after is None
         assert calls.calls == ["over"]
 
@@ -382,7 +384,7 @@ def test_a_worker_that_joins_behind_the_last_fed_epoch_tells_of_code_that_the_ot
         ctx.fit_place = FitPlace(0, 2)
         feed_epochs(ctx.feed_channel, [], finish=True)
         model = deciding(ctx, Calls())
-        with pytest.warns(FeedEndedWarning, match="the other workers do run that code"):
+        with pytest.warns(FeedEndedWarning, match="The other workers do run that code"):
             model.fit(FeedDataset(ctx, BATCH), epochs=AllEpochs())
         assert model.epochs_after is None
 
@@ -441,8 +443,8 @@ def test_the_end_of_the_feed_ends_the_callbacks_of_a_loop_of_the_class_once(
         with pytest.warns(FeedEndedWarning) as caught:
             assert model.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=given) is None
         epochs, code = (str(each.message) for each in caught)
-        assert "after 2 epochs, fit(epochs=3)" in epochs
-        assert "inside of OwnLoop.fit, which does not go on" in code
+        assert "after 2 epochs, but fit(epochs=3)" in epochs
+        assert "inside OwnLoop.fit, so its code after the epochs" in code
         assert ended == [{"mine": 1.0}]
         assert keys.count("fit/0/end") == 1, "by the last callback of tfos"
         assert cluster.pushes == 5
@@ -459,7 +461,7 @@ def test_a_loop_of_the_class_inside_of_another_fit_ends_its_own_callbacks_alone(
             own = keras.callbacks.LambdaCallback(on_train_end=lambda logs: ended.append("inner"))
             with pytest.warns(FeedEndedWarning) as caught:
                 inner.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=[own])
-            assert "after 1 epochs, fit(epochs=3)" in str(caught[0].message)
+            assert "after 1 epochs, but fit(epochs=3)" in str(caught[0].message)
             ended.append("called")
 
         around = keras.callbacks.LambdaCallback(
@@ -501,7 +503,7 @@ def test_fewer_epochs_fed_than_fitted_ends_with_a_warning(built):
         ended: list[dict[str, float]] = []
         stop = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
         end = keras.callbacks.LambdaCallback(on_train_end=ended.append)
-        with pytest.warns(FeedEndedWarning, match=r"after 2 epochs, fit\(epochs=5\)"):
+        with pytest.warns(FeedEndedWarning, match=r"after 2 epochs, but fit\(epochs=5\)"):
             history = model.fit(FeedDataset(ctx, BATCH), epochs=5, verbose=0, callbacks=[stop, end])
         assert history.epoch == [0, 1]
         assert ended[0]["loss"] == history.history["loss"][-1]

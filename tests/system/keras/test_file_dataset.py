@@ -207,7 +207,7 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
         ({"at": {"on_train_batch_end": evaluating}}, "are in the middle of an epoch"),
         ({"at": {"on_train_batch_begin": predicting}}, "are in the middle of an epoch"),
     ):
-        with pytest.raises(SettingsError, match=f"{text}.*a dataset of its own"):
+        with pytest.raises(SettingsError, match=f"{text}.*its own dataset"):
             fitted(**options)
     assert not trained, "what fit is given is checked before it trains"
     fitted(class_weight=weights, at={"on_epoch_end": predicting})
@@ -384,7 +384,7 @@ def test_arguments_that_keras_would_ignore_beside_a_dataset_are_refused(tmp_path
             (
                 model.fit,
                 {"validation_data": (rows, y)},
-                "has 2 values; of a dataset of ctx it is the",
+                "has 2 values; pass a dataset of ctx alone",
             ),
             (
                 model.fit,

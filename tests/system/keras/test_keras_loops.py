@@ -118,7 +118,7 @@ def test_a_later_evaluation_may_have_another_rank(model):
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
 def test_predict_of_no_rows_is_a_sentence_before_any_training_too(model):
-    with pytest.raises(SettingsError, match=r"predict\(\) got 0 rows, .*; ask len\(x\) first"):
+    with pytest.raises(SettingsError, match=r"predict\(\) got 0 rows, .*; check len\(x\) first"):
         model.predict(IDS[:0], verbose=0)
     assert model.predict_on_batch(IDS[:0]).shape == (0, 1)
 

@@ -172,7 +172,7 @@ def test_a_model_without_a_part_for_lists_is_told_what_to_do(name, uniform):
         feed_epochs(ctx.feed_channel, [rows(uniform=uniform)], finish=True)
         model = distribute(compiled(MODELS[name]()), ctx)
         with pytest.raises(
-            UnsupportedModel, match=r"differing lengths.* pad them in map_fn.*ragged=True"
+            UnsupportedModel, match=r"differing lengths.* Pad them in map_fn.*ragged=True"
         ):
             model.fit(FeedDataset(ctx, BATCH, ROLES), verbose=0)
 
@@ -182,5 +182,5 @@ def test_a_model_that_is_not_distributed_is_told_it_too():
         ctx = cluster.contexts[0]
         feed_epochs(ctx.feed_channel, [rows()], finish=True)
         model = compiled(MODELS["declared"]())
-        with pytest.raises(UnsupportedModel, match="pad them in map_fn"):
+        with pytest.raises(UnsupportedModel, match="Pad them in map_fn"):
             model.fit(FeedDataset(ctx, BATCH, ROLES), verbose=0)

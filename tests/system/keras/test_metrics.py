@@ -205,7 +205,7 @@ def test_a_metric_of_many_variables_is_told_not_sent(classes, num_workers, num_b
     states = own.states(logs_of(metric))
     assert not states.states
     assert (
-        f"{num_bytes} bytes, and those of the metrics before are more than {limit} bytes"
+        f"{num_bytes} bytes, and those of earlier metrics exceed {limit} bytes"
         in (inexact([states])["iou"])
     )
     assert own.values([states]) == {}

@@ -164,7 +164,7 @@ def unordered(dataset):
 )
 def test_datasets_without_an_order_are_refused(change):
     rows = change(tf.data.Dataset.range(32))
-    with pytest.raises(SettingsError, match=r"deterministic.*False.*set it to True"):
+    with pytest.raises(SettingsError, match=r"deterministic.*False.*Set it to True"):
         part_of_batches(rows.batch(8), 0, 2)
 
 
@@ -276,7 +276,7 @@ def test_counts_over_rows_held_back_for_validation_are_those_of_one_process(capl
         for history in together(work, 2):
             for name, values in expected.items():
                 np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
-    assert "other rows" not in caplog.text
+    assert "different rows" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_a_loss_that_may_be_right_is_trained_with_a_warning(kind, loss, optimize
         make().fit(np.ones((4, 2)), verbose=0)
     with serving(num_workers=2) as cluster:
         distribute(make(), cluster.contexts[0], consistency="sync")
-    assert "unless a step or a loss of your own takes the mean" in caplog.text
+    assert "unless your own step or loss takes the mean" in caplog.text
 
 
 FIRST_IMPORT = """

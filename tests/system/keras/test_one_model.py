@@ -35,7 +35,7 @@ def test_a_second_model_is_refused_which_would_begin_with_the_first_ones_weights
         with pytest.raises(NotCompiled):
             ctx.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
         model = ctx.distribute(make_model())
-        with pytest.raises(UnsupportedModel, match="is distributed already"):
+        with pytest.raises(UnsupportedModel, match="is already distributed"):
             ctx.distribute(model)
         if collected:
             del model

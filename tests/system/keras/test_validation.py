@@ -296,7 +296,7 @@ def test_counts_of_rows_that_workers_do_not_share_are_told(given, caplog):
         x, y = VAL_X, VAL_Y
     counted = model.evaluate(x, y[:, None], verbose=0, return_dict=True)
     assert counted["wrong"] > 1
-    warned = [each for each in caplog.messages if "other rows" in each]
+    warned = [each for each in caplog.messages if "different rows" in each]
     assert len(warned) == 1
     mean, total = counted["wrong"] / 2, counted["wrong"]
     assert history["val_wrong"] == [mean] * 2
@@ -314,7 +314,7 @@ def test_counts_of_rows_that_workers_share_are_no_matter_for_a_warning(given, ca
     x, y = (X[60:], Y[60:]) if given is shared else (VAL_X, VAL_Y)
     counted = counting_model().evaluate(x, y[:, None], verbose=0, return_dict=True)
     assert history["val_wrong"] == [counted["wrong"]] * 2
-    assert "other rows" not in caplog.text
+    assert "different rows" not in caplog.text
 
 
 class Share(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]  # Keras has no types

@@ -58,7 +58,9 @@ def test_slots_train_by_a_strategy_of_train_fn(spark, capfd):
     np.testing.assert_allclose(weights, TRUE_WEIGHTS, atol=1e-3)
     assert (seen, replicas, jobs) == ({64}, 2, ["worker"])
     runner.run(int)
-    told = [each for each in capfd.readouterr().err.splitlines() if "built no strategy" in each]
+    told = [
+        each for each in capfd.readouterr().err.splitlines() if "has not built a strategy" in each
+    ]
     assert len(told) == 1, "of the run that trains nothing, by its chief"
 
 

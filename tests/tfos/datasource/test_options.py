@@ -31,7 +31,11 @@ def test_several_paths_come_as_spark_sends_them():
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("recordtype", "SequenceExample", "read as ByteArray and decoded by yourself"),
+        (
+            "recordtype",
+            "SequenceExample",
+            "read SequenceExample as ByteArray and decode it yourself",
+        ),
         ("recordtype", "Avro", "recordType is 'Avro'; it must be Example"),
         ("compression", "zstd", "compression is 'zstd'; it must be gzip or none"),
         ("mode", "PERMISSIVE", "mode is 'PERMISSIVE'; it must be one of failfast, dropmalformed"),

@@ -279,7 +279,7 @@ def test_rows_that_a_restarted_server_has_lost_do_not_count_as_loaded(tmp_path, 
 def test_loaded_rows_are_saved_or_a_warning_says_that_they_are_not(tmp_path, caplog):
     with cluster(num_servers=2) as bed:
         chief = pushed(bed)
-        calls = loading_calls(bed, lambda: chief.save(tmp_path, 7), "main_fun does not run")
+        calls = loading_calls(bed, lambda: chief.save(tmp_path, 7), "main_fun is not running")
         assert calls.load_rows("user", loaded_frame()) == LOADED.size
         assert not caplog.records
         for rank in range(2):

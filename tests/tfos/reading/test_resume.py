@@ -206,7 +206,7 @@ def test_notes_that_are_no_positions_are_named(what):
     files, servers = files_of(2), Servers()
     own = stand(servers, files, row=3)
     servers.set_metadata(f"reading/train/{what}", ["elsewhere"])
-    with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are no positions"):
+    with pytest.raises(SettingsError, match=r"reading/train/\.\.\. are not positions"):
         course_of(new_run(servers), "train", files, own)
 
 

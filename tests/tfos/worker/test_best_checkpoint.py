@@ -86,7 +86,7 @@ def test_a_save_that_failed_leaves_the_best_before_it_and_the_next_epoch_is_comp
     best.look(epoch(0, val_loss=0.5))
     saver.fails = "OSError: disk full"
     assert best.look(epoch(1, val_loss=0.1)) is None
-    assert "epoch 2 is the best so far (val_loss 0.1), and was not saved: OSError: disk full" in (
+    assert "epoch 2 is the best so far (val_loss 0.1) but was not saved: OSError: disk full" in (
         caplog.text
     )
     saver.fails = ""

@@ -129,7 +129,7 @@ def test_asking_for_servers_where_there_are_none_says_what_to_do():
 
 def test_without_servers_another_mode_than_sync_is_refused_before_anything_is_served():
     ctx = make_context([entry("worker", 0, 11), entry("worker", 1, 12)])
-    with pytest.raises(SettingsError, match=r'num_ps=0.*"sync"; got \'async\'.*num_ps=1'):
+    with pytest.raises(SettingsError, match=r'num_ps=0.*"sync", got \'async\'.*num_ps=1'):
         ctx.distribute(object())
     assert isinstance(SettingsError(""), ValueError)
     ctx.servers.finish()  # nothing was served, so it waits for nobody
@@ -200,9 +200,7 @@ def test_a_chief_that_has_joined_no_other_worker_is_told_once(
     ctx.servers.finish(has_joined=has_joined)
     told = [each for each in caplog.messages if "has built no strategy" in each]
     assert len(told) == is_told
-    assert all(
-        "joins the 2 workers: whatever it trained is a model of its own" in each for each in told
-    )
+    assert all("joins the 2 workers: whatever it trained is its own model" in each for each in told)
 
 
 def test_tensorflows_servers_take_no_part_in_collective_calls():
@@ -241,7 +239,7 @@ def test_progress_that_is_no_number_never_stops_training(caplog):
     ("feeds", "name", "sentence"),
     [
         ((), "input", "no rows are fed .*InputMode.SPARK"),
-        (("input", "extra"), "inptu", r"'inptu' is no feed .*\['input', 'extra'\].* queues="),
+        (("input", "extra"), "inptu", r"'inptu' is not a feed .*\['input', 'extra'\].* queues="),
     ],
 )
 @pytest.mark.parametrize("how", ["get_data_feed", "dataset"])
@@ -295,7 +293,7 @@ def test_the_manager_opens_the_contexts_feed_and_has_no_queue():
     assert (ctx.mgr.get("key"), ctx.mgr.get("state")) == (1, "running")
     with pytest.raises(UnsupportedError, match=r"feed = ctx\.get_data_feed\(\)"):
         ctx.mgr.get_queue("input")
-    with pytest.raises(SettingsError, match="'other' is no feed"):
+    with pytest.raises(SettingsError, match="'other' is not a feed"):
         TFNode.next_batch(ctx.mgr, 1, "other")
 
 

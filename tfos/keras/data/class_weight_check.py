@@ -23,7 +23,7 @@ def check_class_weight(given: Any) -> None:
         given: as the user gave them.
 
     Raises:
-        SettingsError: it is no dict from ints to numbers.
+        SettingsError: it is not a dict from ints to numbers.
     """
     if not isinstance(given, Mapping):
         raise SettingsError(

@@ -23,10 +23,10 @@ class ClassWeights:
     """Adds the weight of each row's class to a batch.
 
     Args:
-        weights: by class; other classes have the weight 1.
+        weights: weights by class; other classes have the weight 1.
 
     Raises:
-        SettingsError: it is no dict from ints to numbers.
+        SettingsError: the argument is not a dict from ints to numbers.
     """
 
     def __init__(self, weights: Mapping[int, float]) -> None:
@@ -50,7 +50,7 @@ class ClassWeights:
         """
         if len(values) < 2:
             raise SettingsError(
-                "class_weight weighs rows by their labels, but the rows have no labels; select "
+                "class_weight weights rows by their labels, but the rows have no labels; select "
                 "them: label_cols=..."
             )
         x, y, *own = values
@@ -69,12 +69,12 @@ def _classes(y: Any) -> Array:
     """Return the class of each row, int32[batch], as Keras does."""
     if not isinstance(y, np.ndarray):
         raise SettingsError(
-            f"class_weight is for models with one output, these labels have {len(y)} outputs; "
+            f"class_weight is for models with one output, but these labels have {len(y)} outputs; "
             "compute sample weights in map_fn=..., or name their column: weight_col=..."
         )
     if y.dtype.kind not in "biuf":
         raise SettingsError(
-            "class_weight needs labels that are numbers, these labels are text; turn them into "
+            "class_weight needs labels that are numbers, but these are text; turn them into "
             "classes from 0 on in map_fn=..."
         )
     if y.ndim > 1:
@@ -87,7 +87,7 @@ def _product(weights: Array, own: Any) -> Array:
     """Return the product of class weights, [batch], and the rows' own sample weights."""
     if not isinstance(own, np.ndarray):
         raise SettingsError(
-            f"class_weight needs sample weights in one array, the sample weights are "
+            f"class_weight needs sample weights in one array, but the sample weights are "
             f"{type(own).__name__}; compute the product in map_fn=..."
         )
     if own.ndim == weights.ndim + 1 and own.shape[-1] == 1:

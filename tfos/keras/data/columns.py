@@ -67,8 +67,8 @@ class RowMapper:
         labels: selects y.
         dtypes: one for x, or one each for x, y and weight; None leaves a part as it is; or by the
             name of a column. Without any, float64 becomes `float_dtype`; text stays text.
-        map_fn: takes the parts as arrays, a whole batch at once, and returns the parts to train on.
-        weights: selects the sample weights.
+        map_fn: function of the parts, arrays of a whole batch, that returns those to train on.
+        weights: selector of the sample weights.
         float_dtype: the model's float type.
 
     Errors call features, labels and weights what the user does: feature_cols, label_cols and
@@ -156,13 +156,13 @@ class RowMapper:
             return tuple(self._cast(value, dtype, float_dtype) for value in part)
         if isinstance(part, Ragged):
             return Ragged(self._cast(part.values, dtype, float_dtype), part.offsets)
-        if getattr(part, "ragged_rank", 0) == 1:  # tf.RaggedTensor, of a map_fn
+        if getattr(part, "ragged_rank", 0) == 1:  # tf.RaggedTensor, from a map_fn
             return Ragged(
                 self._cast(part.values.numpy(), dtype, float_dtype), part.row_splits.numpy()
             )
         if not isinstance(part, np.ndarray):
             raise SettingsError(
-                f"the batch holds {type(part).__name__}, which is no array; map_fn=... must return "
+                f"the batch holds {type(part).__name__}, not an array; map_fn=... must return "
                 "arrays, or feeding.Ragged or tf.RaggedTensor [batch, None] for features whose "
                 "rows have differing lengths"
             )
@@ -177,8 +177,8 @@ def _check_dense(part: Any, what: str) -> None:
     if isinstance(part, Ragged):
         lengths = np.diff(part.offsets)
         raise SettingsError(
-            f"the {what} are lists of {lengths.min()} to {lengths.max()} values; only features may "
-            "have differing lengths, pad others in map_fn=..."
+            f"the {what} are lists of {lengths.min()} to {lengths.max()} values, but only features "
+            "may have differing lengths; pad others in map_fn=..."
         )
 
 
@@ -245,7 +245,7 @@ def _select(columns: Any, selector: Any, what: str) -> Any:
         return {name: _select(columns, each, what) for name, each in selector.items()}
     if isinstance(columns, Ragged):
         raise SettingsError(
-            f"{what}={selector!r}, but each row is one list, of a length of its own; feed rows of "
+            f"{what}={selector!r}, but each row is one list with its own length; feed rows of "
             "several values: (list, label)"
         )
     if isinstance(columns, np.ndarray):

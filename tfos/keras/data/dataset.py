@@ -46,7 +46,7 @@ from tfos.keras.protocols import RowsContext
 logger = logging.getLogger(__name__)
 
 PREFETCHED_BATCHES = 3
-"""Enough to hide a short gap in the feed; more only holds memory."""
+"""Number of batches read ahead; enough to hide a short gap in the feed. More only use memory."""
 
 
 @dataclass(slots=True)
@@ -56,9 +56,9 @@ class Ready:
     values: Any
     receipt: Receipt
     position: Position | None
-    """Where a reader of files is after it."""
+    """Position of a reader of files after the batch."""
     tensors: Any = None
-    """`values` as tensors, with class weights, once somebody has asked for them."""
+    """`values` as tensors, with class weights, once they were requested."""
 
 
 class Reader(Protocol):
@@ -106,7 +106,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """One worker's share of some rows, epoch by epoch.
 
     Args:
-        reader: gives the batches.
+        reader: source of the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         columns: which values of a row are x, y and the sample weight; `map_fn` runs in the thread
             that reads ahead. A batch of which it keeps no row is none.
@@ -138,32 +138,32 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         )
         self._ctx = ctx
         self._lone: LoneProgress | None = None
-        """Of the running `fit`, if its model is not distributed."""
+        """Progress of the running `fit`, if its model is not distributed."""
         self._class_weights: ClassWeights | None = None
         self._unmatched: Any = None
-        """The model of the running fit, until its labels' shapes are compared with its outputs'."""
+        """Model of the running fit, until the shapes of its labels and outputs are compared."""
         self._refusal_of_lists = ""
         """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
         self._label_order: LabelOrder | None = None
-        """Of the first epoch that is trained."""
+        """Label order of the first epoch that is trained."""
         self._was_checked = False
         self._heads: deque[Any] = deque()
-        """Read and not handed out: batches, and the end or the error behind them."""
+        """Items read but not handed out: batches, and the end or the error after them."""
         self._over = self._in_loop = self._in_own_loop = self._trains = self._was_left = False
         self._looked_at: Ready | None = None
-        """The one batch that was taken outside of Keras' loops: the next loop begins with it. More
-        than one is a loop of the program's own, which trains them."""
+        """The single batch that was taken outside of Keras' loops: the next loop begins with it. If
+        more are taken, the program has its own loop, which trains them."""
         self._batches = 0
         self.rows = 0
-        """Handed out since the epoch's loop began."""
+        """Number of rows handed out since the epoch's loop began."""
         self._warned = False
         self.feed = ""
         """Name of the feed; empty: files."""
         self.ended_epoch = -1
-        """The newest epoch of which every batch was handed out; -1: none yet."""
+        """Newest epoch whose batches were all handed out; -1: none yet."""
         weakref.finalize(self, self._prefetcher.close)
         self.batches_under_way: Callable[[], int] = int
-        """Returns how many last batches' gradients the servers may lack: see PSTrainer."""
+        """Returns for how many last batches the servers may lack gradients; see PSTrainer."""
 
     # -- the epoch
 
@@ -188,7 +188,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def batches(self) -> int:
-        """Batches handed out since the epoch's loop began."""
+        """Number of batches handed out since the epoch's loop began."""
         return self._batches
 
     @property
@@ -198,18 +198,18 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def next_epoch(self) -> int:
-        """The first epoch of which not every batch was handed out."""
+        """First epoch whose batches were not all handed out."""
         return max(self.ended_epoch + 1, self.first_epoch)
 
     @property
     def waited_s(self) -> float:
-        """Time that training waited for rows; near the training time: feed faster."""
+        """Seconds that training waited for rows; near the training time: feed faster."""
         return self._prefetcher.waited_s
 
     def at_end(self) -> bool:
-        """Wait for the next batch or the end of the epoch; whether it is the end.
+        """Wait for the next batch or the end of the epoch; return whether it is the end.
 
-        The caller has trained the batch before; its rows count as trained.
+        The caller has trained the previous batch; its rows count as trained.
         """
         self._came_back()
         head = self._peek()
@@ -279,15 +279,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self._tensors(ready)
 
     def upcoming(self, place: int) -> Any:
-        """Return the batch that comes `place` batches after the next one, if it was read by now.
+        """Return the batch `place` batches after the next one, if it was already read.
 
         It waits for nothing; the batch is the object that `next` returns later.
 
         Args:
-            place: from 0.
+            place: number of batches between, from 0.
 
         Returns:
-            Nested tensors; None: it was not read yet, could not be read, or is not in the epoch.
+            Nested tensors; None: the batch was not read yet, failed, or is not in the epoch.
         """
         while len(self._heads) <= place:
             if self._heads and not isinstance(self._heads[-1], Ready):
@@ -313,7 +313,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return ready.tensors
 
     def all_acknowledged(self) -> None:
-        """No push of a batch is in flight any more."""
+        """Note that no push of a batch is in flight any more."""
 
     @property
     def others_train(self) -> bool:
@@ -333,7 +333,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def _check_order(self, looks_sorted: bool) -> None:
         if looks_sorted:
             self._label_order = None
-            self._warn("the labels look sorted: neighbouring rows have like ones")
+            self._warn("the labels look sorted: neighbouring rows have similar labels")
 
     def _warn(self, what: str) -> None:
         warnings.warn(
@@ -343,31 +343,31 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         )
 
     def _hand(self, ready: Ready) -> None:
-        """The trainer gets a batch."""
+        """Note that the trainer gets a batch."""
 
     def _pass_over(self, receipt: Receipt) -> None:
         """Count rows that no batch has."""
 
     def _came_back(self, end: EpochEnd | None = None) -> None:
-        """Record that the trainer has finished the batch before and has read this end."""
+        """Record that the trainer has finished the previous batch and has read this end."""
 
     # -- where the rows are
 
     first_epoch = 0
-    """The epoch that the rows begin with; above 0 where they go on from a saved run."""
+    """Epoch that the rows begin with; above 0 if they go on from a saved run."""
 
     files: Sequence[SourceFile] = ()
-    """All files of which this is a share; empty: the rows come from elsewhere."""
+    """All files of which this dataset is a share; empty: the rows come from elsewhere."""
 
     def begin_at(self, epoch: int) -> None:
-        """Go on with the beginning of an epoch, unless the rows are there by now or behind it.
+        """Go on with the beginning of an epoch, unless the rows are already at or past it.
 
         Args:
-            epoch: of files, from 0; a feed's epochs come as they are fed.
+            epoch: epoch of files, from 0; a feed's epochs come as they are fed.
         """
 
     def place(self) -> tuple[str, Any] | None:
-        """Return name and value of where the rows are after the last batch; None: not kept."""
+        """Return name and value of the position after the last batch; None: it is not kept."""
         return None
 
     def first_metadata(self) -> dict[str, Any]:
@@ -375,10 +375,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return {}
 
     def _loop_ended(self) -> None:
-        """Keras has left the loop of an epoch, perhaps before the epoch's end."""
+        """Note that Keras has left the loop of an epoch, perhaps before the epoch's end."""
 
     def _begin_reading(self) -> None:
-        """The next batch is about to be read."""
+        """Note that the next batch is about to be read."""
 
     def _begin(self) -> None:
         if self._over and self._heads and not isinstance(self._heads[0], FeedEnd):
@@ -404,9 +404,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Return an iterable of batches; Keras calls `iter` on it for every epoch.
 
         Raises:
-            NotDistributed: for `fit` of a model that leaves the cluster's servers out.
-            SettingsError: a class_weight of `fit` that cannot work; or the running `fit` trains
-                these rows, and they cannot be measured now.
+            NotDistributed: `fit` trains a model that does not use the cluster's servers.
+            SettingsError: class_weight of `fit` cannot work; or the running `fit` trains these
+                rows, and they cannot be measured now.
         """
         fit = running_fit()
         if fit is not None and fit.x is self:
@@ -441,30 +441,30 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self
 
     def _check_measured(self, fit: RunningFit) -> None:
-        """Refuse to measure rows of a running `fit` with its weights, or in place of training."""
+        """Refuse to measure rows of a running `fit` with its weights, or instead of training."""
         measures = fit.has_batches or fit.validation_data is self
         is_behind = fit.is_last_epoch and (self._over or not fit.has_batches)
         is_stopped = fit.has_batches and fit.model.stop_training
         steps = fit.measured_steps if fit.has_batches else fit.validation_steps
         weighs = fit.class_weight is not None and not fit.predicts
         if not measures or ((is_behind or is_stopped) and not weighs):
-            return  # where it trains no further row
+            return  # it trains no further row
         if weighs:
-            why = "fit has class_weight, which would weigh the measured rows too"
+            why = "fit has class_weight, which would weight the measured rows, too"
         elif self.feed:
-            why = "an epoch of a feed comes once: one that is measured is not trained"
+            why = "an epoch of a feed comes only once, so a measured epoch is not trained"
         elif steps is not None:
-            why = f"after {steps} steps of a pass the next epoch may have the other rows alone"
+            why = f"after {steps} steps of a pass the next epoch may have only the other rows"
         elif fit.has_batches and (self._in_loop or (self._batches > 0 and not self._over)):
             why = (
-                f"its rows are in the middle of an epoch ({self._batches} batches so far), whose "
-                "other rows would not be trained"
+                f"its rows are in the middle of an epoch ({self._batches} batches so far), so the "
+                "other rows of it would not be trained"
             )
         else:
             return
         raise SettingsError(
-            "evaluate, predict or validation_data inside of fit has the dataset that this fit "
-            f"trains, and {why}. Give it a dataset of its own: rows.dataset(...), or of a feed "
+            "evaluate, predict or validation_data inside fit has the dataset that this fit "
+            f"trains, but {why}. Give it its own dataset: rows.dataset(...), or for a feed "
             'ctx.dataset(n, feed="validation")'
         )
 
@@ -479,14 +479,14 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            f"Keras runs on the backend {keras.backend.backend()!r}, and datasets of ctx are for "
-            "TensorFlow's: set KERAS_BACKEND=tensorflow before the first import of keras"
+            f"Keras runs on the backend {keras.backend.backend()!r}, but datasets of ctx need "
+            "TensorFlow's; set KERAS_BACKEND=tensorflow before the first import of keras"
         )
 
     get_torch_dataloader = get_jax_iterator
 
     def on_epoch_begin(self) -> None:
-        """Keras starts the loop of an epoch.
+        """Note that Keras starts the loop of an epoch.
 
         It begins with the batch that was only looked at, as in `next(iter(dataset))`.
         """
@@ -496,12 +496,12 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             self._lone.epoch_begins()
 
     def leave_loop(self) -> None:
-        """A loop is over, also one that was broken off: then who only reads begins anew."""
+        """Note that a loop is over, even if aborted; code that only reads then starts again."""
         self._was_left |= self._in_loop
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
-        """Keras has left the loop; it says so before it, too."""
+        """Note that Keras has left the loop; Keras also calls this before the loop."""
         if self._in_loop:
             self._in_loop = False
             self._loop_ended()
@@ -513,7 +513,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     @property
     def batch_size(self) -> int:
-        """Rows of a full batch."""
+        """Number of rows in a full batch."""
         return self._batch_size
 
     @property

@@ -27,14 +27,14 @@ class Epoch(Protocol):
 
     @property
     def batches(self) -> int:
-        """Batches handed out since the epoch's loop began."""
+        """Number of batches handed out since the epoch's loop began."""
 
     @property
     def over(self) -> bool:
         """Whether its end has been seen."""
 
     def at_end(self) -> bool:
-        """Wait for the next batch or the end; whether it is the end."""
+        """Wait for the next batch or the end; return whether it is the end."""
 
 
 class EpochLength:

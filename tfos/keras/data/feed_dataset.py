@@ -44,7 +44,7 @@ class FeedDataset(BatchDataset):
         self._channel = ctx.feed_channel
 
     def _loop_ended(self) -> None:
-        """With `validation_steps`, it may be before the epoch's end."""
+        """Handle the end of a loop; with `validation_steps`, it may come before the epoch's end."""
         if self._channel.validates(self.feed):
             while not self.at_end():
                 self._heads.popleft()
@@ -62,23 +62,23 @@ class FeedDataset(BatchDataset):
     def _mixing(self) -> str:
         return (
             "feed mixed rows: mixed = df.orderBy(rand(7)).repartition(n).cache(), then "
-            "cluster.train(mixed, …, seed=1) for another order in each epoch. Without a number in "
-            "rand() or cache() rows that are fed again may be others"
+            "cluster.train(mixed, …, seed=1) for another order in each epoch. Without a seed in "
+            "rand() or without cache(), rows that are fed again may be different ones"
         )
 
     def _begin_reading(self) -> None:
         if elsewhere := self._feed.begin():
             warnings.warn(
                 f"another dataset of the feed {self.feed!r} has read at least {elsewhere} rows "
-                "ahead of its last batch, and this one does not get them: they are dropped, unless "
+                "ahead of its last batch, so this one does not get them. They are dropped, unless "
                 "a fit on that dataset trains them first. Make one dataset for the feed and give "
-                "it to every fit; a fit that was stopped goes on after its last batch",
+                "it to every fit; a fit after a stopped one goes on after its last batch",
                 RowsReadAheadWarning,
                 stacklevel=3,
             )
 
     def all_acknowledged(self) -> None:
-        """No push of a batch is in flight any more: all batches handed out are trained."""
+        """Note that no push is in flight any more: all batches handed out are trained."""
         self._feed.settle()
 
     def _hand(self, ready: Ready) -> None:

@@ -26,11 +26,11 @@ class FileDataset(BatchDataset):
     """One worker's share of some files, for `model.fit`; made by `FileRows.dataset`.
 
     Args:
-        reader: gives the batches.
+        reader: source of the batches.
         batch_size: rows per batch; the last batch of an epoch may be smaller.
         columns: which values of a row are x, y and the sample weight.
-        position_name: under which name the position is kept with the parameters; empty: it is not.
-        first_metadata: what the chief keeps beside it, by name.
+        position_name: name of the position that is kept with the parameters; empty: none is kept.
+        first_metadata: further metadata that the chief keeps, by name.
         ctx: as for BatchDataset.
     """
 
@@ -53,17 +53,17 @@ class FileDataset(BatchDataset):
         self.first_epoch = self._position.place.epoch
 
     def begin_at(self, epoch: int) -> None:
-        """Go on with the beginning of an epoch, unless the rows are there by now or behind it.
+        """Go on with the beginning of an epoch, unless the rows are already at or past it.
 
         Args:
-            epoch: of the files, from 0.
+            epoch: epoch of the files, from 0.
         """
         if epoch > self.next_epoch:
             self.first_epoch = epoch
             self._restart(epoch)
 
     def place(self) -> tuple[str, Any] | None:
-        """Return name and value of where the rows are after the last batch that was handed out."""
+        """Return name and value of the position after the last batch that was handed out."""
         return (self._position_name, self._position) if self._position_name else None
 
     def first_metadata(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class FileDataset(BatchDataset):
         return ", ".join(key.name for key in keys if len(set(key.texts.values())) > 1)
 
     def _loop_ended(self) -> None:
-        """Let each validation and evaluation of fewer steps than batches read the same rows."""
+        """Make each validation and evaluation with fewer steps than batches read the same rows."""
         if self._trains or self._over:
             return
         self._restart(self.next_epoch)

@@ -36,19 +36,19 @@ class LabelOrder:
     def __init__(self) -> None:
         self._pairs = np.empty((0, 2))
         self._last = np.empty(0)
-        """The last label of batches of one row."""
+        """Last label of batches of one row."""
         self._every = 1
-        """Of so many pairs one is kept."""
+        """Number of pairs of which one is kept."""
         self._seen = 0
         self._tested = _LEAST_PAIRS // 2
-        """Pairs kept at the last test."""
+        """Number of pairs kept at the last test."""
         self._is_over = False
 
     def looks_sorted(self, y: Any) -> bool:
-        """Take the labels of the next batch; return True once if the rows look sorted by now.
+        """Take the labels of the next batch; return True once, when the rows look sorted.
 
         Args:
-            y: numbers [batch, ...] of one output; anything else is left alone.
+            y: numbers [batch, ...] of one output; anything else is ignored.
         """
         if self._is_over or not isinstance(y, np.ndarray) or y.dtype.kind not in "biuf":
             return False
@@ -60,7 +60,7 @@ class LabelOrder:
         return self._test()
 
     def looks_sorted_at_end(self) -> bool:
-        """Return True if the rows of the whole epoch look sorted and that was not said before."""
+        """Return True if the rows of the whole epoch look sorted and this was not reported yet."""
         sorted_now = not self._is_over and len(self._pairs) >= _LEAST_PAIRS and self._test()
         self._is_over = True
         return sorted_now

@@ -35,7 +35,7 @@ def check_labels(model: Any, labels: Any) -> bool:
 
     Args:
         model: compiled.
-        labels: of one batch, nested as Keras takes them; each has a shape.
+        labels: labels of one batch, nested as Keras takes them; each has a shape.
 
     Returns:
         Whether the outputs' shapes are known; a Sequential without an Input has them after its

@@ -25,7 +25,7 @@ def has_lists(data: Any) -> bool:
 
 
 def refusal_of_lists(model: Any) -> str:
-    """Return why a model takes no lists; empty: it does, or code of its own decides."""
+    """Return why a model takes no lists; empty: it does, or its own code decides."""
     # A Dense layer would fail inside TensorFlow's product of ragged matrices, or in its build.
     has_own_code = not isinstance(model, keras.Sequential | keras.src.models.Functional)
     return "" if has_own_code or _knows_lists(model) else _refusal(model)
@@ -33,10 +33,10 @@ def refusal_of_lists(model: Any) -> str:
 
 @contextmanager
 def explained(model: Any, data: Any) -> Iterator[None]:
-    """Say what to do where a model without any part for lists fails on them.
+    """Explain what to do if a model without any part for lists fails on them.
 
     Args:
-        model: runs inside the block.
+        model: model that runs inside the block.
         data: nested tensors that it is given.
 
     Raises:
@@ -60,7 +60,7 @@ def _knows_lists(model: Any) -> bool:
     if any(getattr(each, "ragged", False) for each in tree.flatten(inputs)):
         return True
     layers = model._flatten_layers(include_self=False)
-    # tfos.keras.Embedding says so itself: it is a package above this one.
+    # tfos.keras.Embedding declares it: its package is above this one.
     return any(
         isinstance(layer, keras.layers.Embedding) or getattr(layer, "takes_lists", False)
         for layer in layers
@@ -70,6 +70,6 @@ def _knows_lists(model: Any) -> bool:
 def _refusal(model: Any) -> str:
     return (
         f"the rows of an input have differing lengths, which the model {model.name!r} does not "
-        "take; pad them in map_fn=..., or look ids up by tfos.keras.Embedding with a combiner and "
-        "declare other inputs by keras.Input(..., ragged=True)"
+        "take. Pad them in map_fn=..., or look ids up with tfos.keras.Embedding and a combiner, "
+        "and declare other inputs as keras.Input(..., ragged=True)"
     )

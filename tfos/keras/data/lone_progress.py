@@ -78,7 +78,7 @@ class LoneProgress:
         self._epoch = fit.initial_epoch + 1
         self._epochs = None if isinstance(fit.epochs, AllEpochs) else fit.epochs
         self._before = (0, 0)
-        """Batches and rows of the epochs before this one."""
+        """Number of batches and rows in earlier epochs."""
         self._own: tuple[int, int] = (0, 0)
         self._loss: float | None = None
         self._looked_s = clock()
@@ -118,11 +118,11 @@ class LoneProgress:
                 self._dataset.warn_of_end()
 
     def trained(self, batches: int, rows: int, *, is_over: bool) -> None:
-        """Report how far the epoch is.
+        """Report the progress of the epoch.
 
         Args:
-            batches: of this epoch, trained so far.
-            rows: of these batches.
+            batches: number of batches of this epoch trained so far.
+            rows: number of rows in these batches.
             is_over: whether the epoch has no further batch.
         """
         if batches < self._own[0]:

@@ -31,8 +31,8 @@ class Prefetcher:
     """Calls `read` ahead of the consumer until it returns an end.
 
     Args:
-        read: returns a batch, or an object for which `is_end` is true; may block.
-        is_end: whether an object is an end.
+        read: function that returns a batch, or an object for which `is_end` is true; may block.
+        is_end: function that says whether an object is an end.
         depth: number of batches to read ahead.
         name: name of the thread.
     """

@@ -27,19 +27,19 @@ class RunningFit:
 
     model: Any
     is_lone: bool
-    """Whether its model is not distributed, or to a server in this process."""
+    """Whether its model is not distributed, or only to a server in this process."""
     x: Any
-    """What it trains on."""
+    """Data that it trains on."""
     class_weight: Any
     initial_epoch: int
     epochs: int
     steps_per_epoch: int | None
     callbacks: Any
-    """Keras' CallbackList from `on_train_begin` on; before that what the call was given."""
+    """Keras' CallbackList from `on_train_begin` on; before, the callbacks given to the call."""
     is_last_epoch: bool
-    """Whether its running epoch is its last; before it has one, whether it has one alone."""
+    """Whether its running epoch is its last; before the first, whether it has only one."""
     has_batches: bool = False
-    """Whether it has asked for its own batches before."""
+    """Whether it has already asked for its own batches."""
     predicts: bool = False
     """Whether the caller serves a `predict` inside of it."""
     validation_data: Any = None
@@ -49,7 +49,7 @@ class RunningFit:
 
 
 def is_lone(model: keras.Model) -> bool:
-    """Return whether a model is not distributed, or to a server in this process."""
+    """Return whether a model is not distributed, or only to a server in this process."""
     trainer = vars(model).get("_tfos_trainer")
     return trainer is None or trainer.is_local
 

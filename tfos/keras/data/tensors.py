@@ -24,7 +24,7 @@ class Input(msgspec.Struct, frozen=True, tag=True):
 
     dtype: str
     shape: tuple[int, ...]
-    """Of a row; of an item of a row's list if it is ragged."""
+    """Shape of a row, or of an item of a row's list if the input is ragged."""
     is_ragged: bool = False
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 Route = Callable[[Mapping[str, Array]], "dict[str, RoutedIds]"]
 RowGradient = tuple[Any, Any]
-"""values [n, dim] and indices [n], as tf.IndexedSlices has them."""
+"""Values [n, dim] and indices [n], as in tf.IndexedSlices."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class BatchRows:
     calls: Sequence[LayerCall]
     routed: dict[str, RoutedIds]
     arrays: dict[str, Array]
-    """[distinct + 1 or more, dim] float32; the rows from `distinct` on are zeros."""
+    """Rows by table, [distinct + 1 or more, dim] float32; those from `distinct` on are zeros."""
     tensors: dict[str, Any]
-    """The same memory."""
+    """Tensors over the same memory, by table."""
     positions: list[Any]
-    """Of each call that is ahead: [n] int32, places in the table's rows."""
+    """Places in the table's rows, [n] int32, of each call that is ahead."""
     frozen: frozenset[str] = frozenset()
-    """Tables that are not trained: no push brings their rows, which do not change."""
+    """Tables that are not trained: no push fetches their rows, which do not change."""
     is_asked_for: bool = False
     """Whether a push was sent whose answer fills the rows."""
     is_filled: bool = False
@@ -59,10 +59,10 @@ class BatchRows:
         return self.is_asked_for and not self.is_filled
 
     def into(self, *, frozen: bool = False) -> dict[str, tuple[RoutedIds, Array]]:
-        """Return by table the distinct keys and the array [distinct, dim] that their rows fill.
+        """Return the distinct keys and the array [distinct, dim] that their rows fill, by table.
 
         Args:
-            frozen: of the frozen tables; False: of the others.
+            frozen: whether to return the frozen tables, or the others.
         """
         return {
             name: (ids, self.arrays[name][: ids.unique.size])
@@ -86,8 +86,8 @@ class RowPlanner:
 
     Args:
         layers: the model's Embeddings.
-        route: checks and deduplicates keys, as `client.tables.route`.
-        pads: fill rows up to a power of two, so that XLA compiles few shapes.
+        route: function that checks and deduplicates keys, like `client.tables.route`.
+        pads: whether to fill rows up to a power of two, so that XLA compiles few shapes.
     """
 
     def __init__(self, layers: Sequence[Any], route: Route, *, pads: bool) -> None:
@@ -102,11 +102,11 @@ class RowPlanner:
         """Route the keys of a batch and take memory for its rows.
 
         Args:
-            calls: of the batch's kind.
+            calls: calls of the batch's kind.
             keys: [n] int64 of each call that is ahead.
 
         Raises:
-            IdError: names table, value, position and layer.
+            IdError: the text names table, value, position and layer.
         """
         ahead = [call for call in calls if call.is_ahead]
         of_table: dict[str, list[int]] = {}
@@ -137,11 +137,11 @@ class RowPlanner:
     def sums(
         self, batch: BatchRows, gradients: Sequence[tuple[Any, RowGradient]]
     ) -> dict[str, tuple[RoutedIds, Array]]:
-        """Return by table its distinct keys and their summed gradients [distinct, dim].
+        """Return the distinct keys and their summed gradients [distinct, dim], by table.
 
         Args:
-            batch: whose step gave the gradients.
-            gradients: layer and gradient; several of one table are added.
+            batch: batch whose step gave the gradients.
+            gradients: pairs of layer and gradient; several of one table are added.
         """
         from ps.tables import kernels
 
@@ -171,7 +171,7 @@ class RowPlanner:
         """Return distinct keys and the sums of their values, in the order given.
 
         Args:
-            name: of the table.
+            name: name of the table.
             keys: [n] int64.
             values: [n, dim].
         """
@@ -206,7 +206,7 @@ class RowPlanner:
 
 
 def _tensor_of(positions: Array) -> Any:
-    """Return a tensor of [n] int32; TensorFlow takes ten times as long for one of any memory."""
+    """Return a tensor of [n] int32; for unaligned memory TensorFlow takes ten times as long."""
     import tensorflow as tf
 
     if not positions.size:
@@ -220,11 +220,11 @@ def first_bad_row(batch: BatchRows, numbers: Mapping[str, Array]) -> str:
     """Return which row has a NaN or an infinity: "the row of id 7 of table 'user' (layer 'who')".
 
     Args:
-        batch: of one step.
-        numbers: by table [distinct or more, dim], in the order of the batch's distinct keys.
+        batch: batch of one step.
+        numbers: numbers by table, [distinct or more, dim], in the order of its distinct keys.
 
     Returns:
-        The first; empty: there is none.
+        The first bad row; empty: there is none.
     """
     for name, rows in numbers.items():
         ids = batch.routed.get(name)
@@ -243,14 +243,14 @@ def _naming_layer(error: IdError, layers: Sequence[str], counts: Sequence[int]) 
     Args:
         error: its position counts the ids of all calls of the table.
         layers: name of each call's layer.
-        counts: ids of each call, without padding.
+        counts: number of ids of each call, without padding.
     """
     ends = np.cumsum(counts)
     at = int(np.searchsorted(ends, int(error.details.get("position", 0)), side="right"))
     layer = layers[min(at, len(layers) - 1)]
     return IdError(
-        f"{error.message}. The id is of the feature that layer {layer!r} gets: correct it, name "
-        "an id that stands for nothing by pad_id, or hash the feature (keras.layers.Hashing)",
+        f"{error.message}. The id belongs to the feature that layer {layer!r} gets. Correct it, "
+        "set pad_id to an id that stands for nothing, or hash the feature (keras.layers.Hashing)",
         error.details | {"layer": layer},
     )
 

@@ -111,10 +111,10 @@ def _fitting(leaf: Any, own: Any) -> Any:
     if given.is_floating:
         raise UnsupportedModel(
             f"feature {own.name!r} has {given.name} numbers, which Keras would round to the "
-            f"{declared.name} of the model's input, and ids are made of them: float32 has no odd "
-            "number above 2^24. Feed integers: df.withColumn(name, col(name).cast('long')), "
-            "array.astype('int64'); or, if all ids are below 2^24, declare the input as the floats "
-            "that it gets, and cast in the model"
+            f"{declared.name} of the model's input before making ids: float32 has no odd number "
+            "above 2^24. Feed integers: df.withColumn(name, col(name).cast('long')) or "
+            "array.astype('int64'). If all ids are below 2^24, you may declare the input as the "
+            "floats that it gets, and cast in the model"
         )
     if given.is_complex or given == tf.string:
         raise UnsupportedModel(
@@ -123,7 +123,7 @@ def _fitting(leaf: Any, own: Any) -> Any:
             "keras.Input(shape, dtype='string')"
         )
     if isinstance(leaf, keras.KerasTensor):
-        return leaf  # a model is made, nothing runs
+        return leaf  # a model is being built, nothing runs
     # int64 holds the bits of ids of uint64, and the reverse: see keys_of.
     if not given.is_integer or _holds(declared, given) or given.size == declared.size == 8:
         return leaf
@@ -148,7 +148,7 @@ def _of_range(leaf: Any, given: Any, declared: Any, name: str) -> Any:
         is_inside,
         [
             f"feature {name!r} has {given.name} numbers outside of {limits.min}..{limits.max}, the "
-            f"range of the model's input of {declared.name}: Keras would make other ids of them. "
+            f"range of the model's input of {declared.name}; Keras would turn them into other ids. "
             f"Declare it as keras.Input(shape, dtype='{given.name}'), or correct the ids"
         ],
     )

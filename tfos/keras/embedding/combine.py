@@ -23,8 +23,8 @@ def combined(rows: Any, keys: Keys, weights: Any, combiner: Combiner, is_id: Any
     """Return one vector per list of ids.
 
     Args:
-        rows: [n, dim], one per key.
-        keys: of the lists.
+        rows: rows, [n, dim], one per key.
+        keys: keys of the lists.
         weights: floats of the lists' shape, dense or ragged as they are; None: all 1.
         combiner: how to combine.
         is_id: [n] bool, False for padding; None: there is none.
@@ -100,7 +100,7 @@ def _flat(weights: Any, keys: Keys, dtype: Any) -> Any:
 
 
 _OTHER_LISTS = (
-    "an Embedding got weights that have another shape than the ids, or lists of other lengths; "
+    "an Embedding got weights whose shape or list lengths differ from those of the ids; "
     "give one weight to each id: weights [[0.5, 1.0], [1.0]] for ids [[7, 8], [9]]"
 )
 
@@ -133,7 +133,7 @@ def _are_equal(one: Any, other: Any) -> Any:
 
     if not one.shape.is_compatible_with(other.shape):
         return tf.constant(False)
-    # The raw operation answers False for other lengths, where tf.equal fails in words of its own.
+    # The raw operation returns False for other lengths, where tf.equal fails with its own text.
     return tf.reduce_all(tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False))
 
 
@@ -141,9 +141,9 @@ def check_weights(ids_shape: Any, weights_shape: Any, name: str) -> None:
     """Refuse weights whose shape cannot be that of the ids, before anything runs.
 
     Args:
-        ids_shape: of the ids; None for a size that is not known yet.
-        weights_shape: of the weights.
-        name: of the layer.
+        ids_shape: shape of the ids; None for a size that is not known yet.
+        weights_shape: shape of the weights.
+        name: name of the layer.
 
     Raises:
         UnsupportedModel: holds both shapes.

@@ -18,10 +18,10 @@ WARNED_BYTES = 1 << 20
 
 
 def replacement(model: Any, variable: Any) -> str:
-    """Return what to write in the place of the layer that has a weight; empty: none has it.
+    """Return what to write instead of the layer that has a weight; empty: none has it.
 
     Args:
-        model: searched, nested layers included.
+        model: model to search, nested layers included.
         variable: the weight.
     """
     for layer in _dense_layers(model):
@@ -34,8 +34,8 @@ def warn_of_large(model: Any, limit_bytes: int) -> None:
     """Log one warning that names the large dense embeddings of a built model, if it has any.
 
     Args:
-        model: built.
-        limit_bytes: of weights; training refuses larger ones.
+        model: the built model.
+        limit_bytes: limit of weights in bytes; training refuses larger ones.
     """
     found = []
     for layer in _dense_layers(model):
@@ -47,8 +47,8 @@ def warn_of_large(model: Any, limit_bytes: int) -> None:
             found.append(f"{_line(layer)}, {num_bytes} bytes")
     if found:
         logger.warning(
-            "every step sends the whole gradient of these layers and receives all their weights "
-            "again; a table sends the rows of the batch alone. Write %s",
+            "every step sends the whole gradient of these layers and receives all their weights, "
+            "but a table sends only the rows of the batch. Write %s",
             "; ".join(found),
         )
 
@@ -59,6 +59,6 @@ def _dense_layers(model: Any) -> list[Any]:
 
 def _line(layer: Any) -> str:
     return (
-        f"tfos.keras.Embedding({layer.output_dim}, table={layer.name!r}) in the place of "
+        f"tfos.keras.Embedding({layer.output_dim}, table={layer.name!r}) instead of "
         f"keras.layers.Embedding({layer.input_dim}, {layer.output_dim}), layer {layer.name!r}"
     )

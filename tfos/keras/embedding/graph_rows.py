@@ -74,7 +74,7 @@ def exporting(
     Args:
         export: Keras' own.
         embeddings: returns a model's Embeddings.
-        limit_bytes: of one table's rows.
+        limit_bytes: largest size of one table's rows.
     """
 
     @functools.wraps(export)
@@ -144,9 +144,9 @@ def of_this_process(what: str) -> UnsupportedModel:
         what: looks the rows up.
     """
     return UnsupportedModel(
-        f"{what} looks its rows up in this process, so no other could call this SavedModel; write "
-        "the model with its rows: ctx.export(model, path) or model.export(path), and where they "
-        'are too many ctx.export(model, path, tables="beside")'
+        f"{what} looks its rows up in this process, so no other could call this SavedModel. Write "
+        "the model with its rows: ctx.export(model, path) or model.export(path), or, if they are "
+        'too many, ctx.export(model, path, tables="beside")'
     )
 
 
@@ -161,12 +161,12 @@ def save_with_rows(
     """Write a built model as a SavedModel with the rows of its tables.
 
     Args:
-        model: of any class.
+        model: model of any class.
         target: a directory that does not exist.
         layers: its Embeddings.
         batch_spec: specs of the (x, …) of a trained batch, for a model without keras.Input; None:
             there was none.
-        limit_bytes: of one table's rows.
+        limit_bytes: largest size of one table's rows.
         input_signature: specs of the call's arguments, as of keras.Model.export; None: the model's.
 
     Raises:
@@ -210,7 +210,7 @@ def in_graph(layers: Sequence[Any], limit_bytes: int) -> Iterator[None]:
 
     Args:
         layers: Embeddings; none: nothing changes.
-        limit_bytes: of one table's rows.
+        limit_bytes: largest size of one table's rows.
 
     Raises:
         UnsupportedModel: a table has more.
@@ -238,8 +238,8 @@ def _signature(model: Any, batch_spec: Any) -> Any:
         return tree.map_structure(_spec_of, model.inputs[0] if sequential else model._inputs_struct)
     if batch_spec is None:
         raise UnsupportedModel(
-            f"{type(model).__name__} is a model class of your own without keras.Input, and has "
-            "trained no batch here, so the dtypes of its inputs are not known; train one batch, "
+            f"{type(model).__name__} is a model class of your own without keras.Input and has "
+            "trained no batch here, so the dtypes of its inputs are unknown. Train one batch, "
             "name them: model.export(path, input_signature=[keras.InputSpec(shape=…, "
             "dtype='int64')]), or export it with tables=\"beside\""
         )

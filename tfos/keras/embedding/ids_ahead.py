@@ -116,7 +116,7 @@ def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
     """Return that every layer looks its rows up inside the step.
 
     Args:
-        layers: of the model.
+        layers: layers of the model.
         why: the reason, for a message.
     """
     return IdsAhead(tuple(LayerCall(layer, why) for layer in layers), lambda _: ())

@@ -60,7 +60,7 @@ class KerasRows:
         if layer.quantization_mode is not None:
             raise SettingsError(
                 f"layer {layer.name!r} is quantized ({layer.quantization_mode}): its weights are "
-                "not its vectors; name a model from before quantize()"
+                "not its vectors; use the model as it was before quantize()"
             )
         table = keras.ops.convert_to_numpy(layer.embeddings)  # of LoRA the sum
         rows = table if table.dtype == np.float64 else np.asarray(table, np.float32)

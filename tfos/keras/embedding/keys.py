@@ -50,7 +50,7 @@ def keys_of(ids: Any, name: str) -> Keys:
 
     Args:
         ids: integers or strings, dense of any shape or ragged.
-        name: of the layer, for messages.
+        name: name of the layer, for messages.
 
     Raises:
         UnsupportedModel: floats, bools, or a sparse tensor.

@@ -37,12 +37,12 @@ from tfos.keras.embedding.table_settings import (
 )
 
 MAX_SAVED_BYTES = 2 << 30
-"""Rows of one table in a `.keras` file."""
+"""Largest size of one table's rows in a `.keras` file, in bytes."""
 
 
 @keras.saving.register_keras_serializable(package="tfos")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Vectors by id, for ids without a vocabulary; in the place of `keras.layers.Embedding`.
+    """Vectors by id, for ids without a vocabulary; replaces `keras.layers.Embedding`.
 
     The rows live in a table: under `ctx.distribute` on the parameter servers, otherwise in this
     process. A row exists from the first training step with its id. Its first values depend on
@@ -63,16 +63,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             the root of the sum of their squares).
         initializer: first values of a row: "uniform" (±0.05), a Keras initializer that needs no
             number of rows, or one of `ps.initializers`.
-        seed: of the initializer. None: the table's own, made of its name; tables of one seed begin
-            with the same vectors for the same ids.
+        seed: seed of the initializer. None: the table's own, made from its name. Tables with equal
+            seeds begin with the same vectors for the same ids.
         pad_id: an id that stands for nothing: its vector is zeros, and combiners leave it out.
         mask_zero: pad_id=0, and later layers get the mask `ids != 0`.
         unseen: the vector of an id without a row, in evaluation, inference and exports: a number
             for all elements, or `dim` numbers.
-        rule: update rule of `ps.rules`; None: that of the model's optimizer. It acts on the rows of
-            a batch alone, and each row has its own slots.
+        rule: update rule of `ps.rules`; None: that of the model's optimizer. It acts only on the
+            rows of a batch, and each row has its own slots.
         learning_rate_multiplier: factor of the optimizer's learning rate for this table.
-        row_steps: Adam, AdamW and Adamax: count each row's own updates.
+        row_steps: whether Adam, AdamW and Adamax count each row's own updates.
         max_rows: rows of the whole table; None: no limit.
         max_bytes: the same in bytes, with all that a row needs.
         when_full: "refuse" fails the step that needs more; "lru" drops the oldest rows.
@@ -89,7 +89,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
     __module__ = "tfos.keras"  # pickled by its public name, whose import lets models train
     takes_lists = True
-    """Rows of differing lengths, as tf.RaggedTensor; tfos.keras.data.lists asks."""
+    """Whether rows may differ in length, as tf.RaggedTensor; for tfos.keras.data.lists."""
     takes_text: bool | None = None
     """Whether ids are strings; None: the layer was never called."""
 
@@ -162,7 +162,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
     @property
     def dim(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return self.settings.dim
 
     @property
@@ -231,8 +231,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         """Return the shape of the result.
 
         Args:
-            ids_shape: of the ids, or of [ids, weights].
-            weights_shape: of the weights.
+            ids_shape: shape of the ids, or of [ids, weights].
+            weights_shape: shape of the weights.
 
         Raises:
             UnsupportedModel: a combiner has no axis to reduce.
@@ -297,8 +297,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         if not (self.source is NO_ROWS or isinstance(self.source, LoadedRows)):
             raise UnsupportedModel(
                 f"the rows of layer {self.name!r} are on parameter servers, or in a served export, "
-                "and load_weights does not replace them; load the file before the model is "
-                "distributed or trained, and its rows begin the table, or resume from a "
+                "and load_weights does not replace them. Load the file before the model is "
+                "distributed or trained, so that the table begins with its rows, or resume from a "
                 "checkpoint: reserve(checkpoints=…)"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
@@ -316,18 +316,18 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         return super()._trackable_children(save_type, **kwargs)
 
     def _check_kind(self, dtype: Any) -> None:
-        """Refuse strings in the place of integers, or the reverse: equal ids get other rows."""
+        """Refuse strings instead of integers, or the reverse: equal ids would get other rows."""
         takes_text = is_text(dtype)
         kinds = ("strings", "integers") if takes_text else ("integers", "strings")
         if self.pad_id is not None and takes_text != isinstance(self.pad_id, str | bytes):
             raise UnsupportedModel(
-                f"layer {self.name!r} gets {kinds[0]}, and pad_id={self.pad_id!r} is none of them, "
+                f"layer {self.name!r} gets {kinds[0]}, but pad_id={self.pad_id!r} is not one, "
                 "so nothing would be padding; give pad_id as the batch has it, without mask_zero "
                 "for strings"
             )
         if self.takes_text not in (None, takes_text):
             raise UnsupportedModel(
-                f"layer {self.name!r} gets {kinds[0]}, and got {kinds[1]} before: the id 5 and the "
+                f"layer {self.name!r} gets {kinds[0]}, but got {kinds[1]} before: the id 5 and the "
                 "text '5' have different rows. Convert the feature to what it was in training"
             )
         self.takes_text = takes_text
@@ -386,7 +386,7 @@ def refuse_tables(model: Any, filepath: Any) -> None:
 
     Args:
         model: any.
-        filepath: of the file.
+        filepath: path of the file.
 
     Raises:
         UnsupportedModel: names the file and the tables.

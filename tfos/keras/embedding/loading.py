@@ -46,28 +46,28 @@ LOADING, UNSAFE, LOADED = "loading", "unsafe", "loaded"
 """UNSAFE: as LOADED for the other workers; some of the rows may be lost, so they load again."""
 LOOK_S = 0.25
 LOAD_TIMEOUT_S = 86_400.0
-"""For the chief's whole load. A chief that fails ends the cluster before."""
+"""Seconds for the chief's whole load. A chief that fails ends the cluster earlier."""
 UNSAVED = (
-    "table %r: its rows are loaded and were not saved: %s. A server that is started again before "
-    "the next save lacks them: look at the directory of the checkpoints"
+    "table %r: its rows are loaded but were not saved: %s. A server that is restarted before "
+    "the next save lacks them; check the directory of the checkpoints"
 )
 LOST = (
-    "table %r: %s restarted while rows were loaded, and has only those after its checkpoint; other "
-    "ids of it begin with the table's initializer. Call load_rows on the chief again: batches that "
-    "can be read twice, as a list, are loaded again without that"
+    "table %r: %s restarted while rows were loaded, and has only those after its checkpoint; its "
+    "other ids begin with the table's initializer. Call load_rows on the chief again. Batches that "
+    "can be read twice, such as a list, are loaded again automatically"
 )
 MAX_LOADS = 3
-"""Of the same rows, each after a server was started again."""
+"""Most loads of the same rows, each after a server was restarted."""
 RowBatches = Iterable[tuple[Any, Any]]
 """Batches of (ids, rows): [n] integers or strings and [n, dim] of the table's dtype."""
 Save = Callable[[], str | None]
-"""Saves the servers; returns why that failed, empty once they are saved, None where nothing is."""
+"""Saves the servers; returns why it failed, empty once they are saved, None if nothing saves."""
 
 _logger = logging.getLogger("tfos")
 
 
 def nothing_saves() -> None:
-    """Of a run without checkpoints, whose servers nobody starts again."""
+    """Save nothing: for a run without checkpoints, whose servers nothing restarts."""
 
 
 def load_rows(
@@ -104,7 +104,7 @@ def load_layer_rows(
     """Load the rows that layers have of a file, or of the training of another model.
 
     Args:
-        layers: of a model that is being distributed.
+        layers: layers of a model that is being distributed.
         client: the process's PSClient, attached.
         is_chief: whether this worker loads.
         save: see Save.
@@ -128,11 +128,11 @@ def load_layer_rows(
 
 
 class _RowsOfLayers:
-    """Batches with the rows of layers of one table, read anew each time; an id's first row counts.
+    """Batches with the rows of layers of one table, read again each time; an id's first row counts.
 
     Args:
         layers: each with a source of its own.
-        spec: of the table that the rows are for.
+        spec: settings of the table that the rows are for.
     """
 
     def __init__(self, layers: Sequence[Embedding], spec: TableSpec) -> None:
@@ -158,7 +158,7 @@ def _dumped(layer: Embedding) -> tuple[Any, Any] | None:
         return layer.source.dump(layer.table, MAX_SAVED_BYTES)
     except (ClosedError, ServerGone) as error:
         raise UnsupportedModel(
-            f"layer {layer.name!r} has the rows of its table {layer.table!r} on parameter servers "
+            f"layer {layer.name!r} had the rows of table {layer.table!r} on parameter servers "
             "that have ended. Save the model before they end and load the file, or "
             "make a new Embedding, whose table begins without rows"
         ) from error
@@ -168,8 +168,8 @@ def _load_once(client: Any, name: str, table: str, batches: RowBatches, save: Sa
     """Load a table's rows on the chief, unless its state says that they are there.
 
     Args:
-        client: as of load_rows, with table, batches and save.
-        name: of the metadata with the state, METADATA_NAME or LAYERS_NAME.
+        client: as for load_rows, with table, batches and save.
+        name: name of the metadata with the state, METADATA_NAME or LAYERS_NAME.
         table: its name.
         batches: the rows.
         save: see Save.

@@ -28,7 +28,7 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
 
     Args:
         model: built, functional or Sequential.
-        limit_bytes: of one table's rows.
+        limit_bytes: largest size of one table's rows.
 
     Raises:
         UnsupportedModel: a layer or model that has no such copy, or more rows than `limit_bytes`;
@@ -100,7 +100,7 @@ class _PlainEmbedding:
 
     Args:
         layer: to be replaced.
-        limit_bytes: of the table's rows.
+        limit_bytes: largest size of the table's rows.
     """
 
     def __init__(self, layer: Any, limit_bytes: int) -> None:

@@ -21,14 +21,14 @@ from typing import Any, Protocol
 from tfos.errors import UnsupportedModel
 
 _NO_ROWS = 0
-"""Rows that an anchor claims to have; nothing makes it dense."""
+"""Number of rows that an anchor claims to have; nothing makes it dense."""
 
 NOT_FOUND = (
-    "Keras finds no layer inside of a Lambda, or of a Python object that is no layer, and its rows "
+    "Keras finds no layer inside a Lambda or a Python object that is not a layer, so its rows "
     "would never be trained; make it an attribute of the model or of a layer, or call it outside "
     "of the Lambda"
 )
-"""Of an Embedding that a step calls and that is none of the model's."""
+"""Advice for an Embedding that a step calls and that is not one of the model's."""
 
 
 class RowFlow(Protocol):
@@ -57,10 +57,10 @@ def flow_for(layer: Any, training: bool | None) -> RowFlow | None:
 
     Args:
         layer: the Embedding that is called.
-        training: of the call; False lets a step ask a model that it does not train.
+        training: argument of the call; False lets a step ask a model that it does not train.
 
     Raises:
-        UnsupportedModel: the layer is none of the model's.
+        UnsupportedModel: the layer is not one of the model's.
     """
     flow, layers = getattr(_running, "flow", (None, ()))
     if flow is None or any(layer is each for each in layers):
@@ -75,7 +75,7 @@ def flowing(flow: RowFlow, layers: Sequence[Any]) -> Iterator[None]:
     """Let the calls of the block get their rows from this flow.
 
     Args:
-        flow: of a step.
+        flow: the flow of a step.
         layers: the model's Embeddings.
     """
     before = getattr(_running, "flow", (None, ()))
@@ -119,9 +119,9 @@ def anchored(rows: Any, indices: Any, anchor: Any) -> Any:
         def gradient(upstream: Any) -> tuple[None, Any]:
             if indices is None:
                 raise UnsupportedModel(
-                    "a gradient of an Embedding's rows was asked for outside of fit and "
-                    "train_on_batch, which bring it to the table; train through them, with a "
-                    f"train_step of your own if need be. In fit it is one where {NOT_FOUND}"
+                    "a gradient of an Embedding's rows was requested outside of fit and "
+                    "train_on_batch, which bring it to the table. Train through them, if necessary "
+                    f"with your own train_step. Within fit, the cause is that {NOT_FOUND}"
                 )
             shape = tf.constant([_NO_ROWS, dim], indices.dtype)
             return None, tf.IndexedSlices(upstream, indices, shape)

@@ -43,7 +43,7 @@ class RowSource(Protocol):
 
         Args:
             table: its name.
-            limit_bytes: of the rows.
+            limit_bytes: largest size of the rows.
 
         Raises:
             UnsupportedModel: they are more.
@@ -68,7 +68,7 @@ class LoadedRows:
     Args:
         keys: [n] int64, ascending.
         rows: [n, dim] float32.
-        settings: of the table: which ids it takes, and the vector of one without a row.
+        settings: settings of the table: the ids that it takes, and the vector of one without a row.
     """
 
     def __init__(self, keys: Array, rows: Array, settings: TableSettings) -> None:
@@ -101,16 +101,16 @@ def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:
 
     Args:
         table: for the message.
-        num_bytes: of its rows.
-        limit_bytes: of the file.
+        num_bytes: size of its rows.
+        limit_bytes: largest size of the file.
 
     Raises:
-        UnsupportedModel: holds both numbers and the other ways.
+        UnsupportedModel: the rows are too many; the text has both numbers and alternatives.
     """
     if num_bytes > limit_bytes:
         raise UnsupportedModel(
-            f"table {table!r} has {num_bytes} bytes of rows or more, the limit of one file is "
-            f"{limit_bytes}; write them beside the model: ctx.export(model, directory, "
+            f"table {table!r} has {num_bytes} bytes of rows or more, but the limit of one file is "
+            f"{limit_bytes}. Write them beside the model: ctx.export(model, directory, "
             'tables="beside"), or keep checkpoints: reserve(checkpoints=…)'
         )
 
@@ -149,8 +149,8 @@ def of_layers(error: PushError, names: Sequence[str]) -> PushError:
     """Return an error of a table's rows, of the same class, that names the layers as well.
 
     Args:
-        error: of the server, or of the ids.
-        names: of the layers that have the table.
+        error: error of the server, or of the ids.
+        names: names of the layers that have the table.
     """
     return type(error)(
         f"{error.message}. The rows are those of the layers {[*names]}; their settings are "

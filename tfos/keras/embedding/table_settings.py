@@ -113,7 +113,7 @@ class TableSettings:
 
 
 _ANY_RULE = Adam()
-"""Stands for a rule that is not known yet: no setting of a table is refused because of it."""
+"""Placeholder for a rule that is not known yet: it causes no setting to be refused."""
 
 
 def differences(ours: Any, theirs: Any, field_names: Sequence[str]) -> str:
@@ -121,8 +121,8 @@ def differences(ours: Any, theirs: Any, field_names: Sequence[str]) -> str:
 
     Args:
         ours: named first.
-        theirs: of the same kind.
-        field_names: what to compare.
+        theirs: settings of the same kind.
+        field_names: names of the fields to compare.
     """
     pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in field_names)
     return ", ".join(f"{name} {one!r} and {other!r}" for name, one, other in pairs if one != other)
@@ -143,7 +143,7 @@ def refuse_arguments_of_keras(args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """Refuse arguments of `keras.layers.Embedding` that a table has no use for.
 
     Args:
-        args: of the layer, by position.
+        args: arguments of the layer, by position.
         kwargs: by name.
 
     Raises:
@@ -156,9 +156,9 @@ def refuse_arguments_of_keras(args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     width = args[1] if len(args) > 1 else kwargs.get("output_dim", args[0] if args else "dim")
     raise SettingsError(
         f"tfos.keras.Embedding({shown}) has arguments of keras.layers.Embedding. A table needs no "
-        f"number of rows: write Embedding({width}, table='…'). embeddings_initializer is "
-        "initializer; rows to begin with come by ctx.load_rows; a regularizer or a constraint of "
-        "all rows is not possible"
+        f"number of rows: write Embedding({width}, table='…'). For embeddings_initializer, use "
+        "initializer; for rows to begin with, ctx.load_rows. A regularizer or a constraint of all "
+        "rows is not possible"
     )
 
 

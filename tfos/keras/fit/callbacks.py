@@ -1,7 +1,7 @@
 """Callbacks: what a worker's `fit` reports to TensorBoard and to the driver.
 
-Covers: Keras' TensorBoard callback in a directory per worker; which of a user's callbacks one
-worker alone has, where every worker runs the same code.
+Covers: Keras' TensorBoard callback in a directory per worker; which of a user's callbacks only one
+worker has, if every worker runs the same code.
 Does not: report progress (tfos.keras.fit.progress), write the servers' numbers
 (tfos.keras.fit.tensorboard_scalars) or make workers agree (tfos.keras.fit.epoch_agreement does,
 unasked).
@@ -34,7 +34,7 @@ _WRITING = (
 
 
 def callbacks(ctx: ShownContext) -> list[Any]:
-    """Return the callbacks for this worker's `fit`, in a list to which the user's own are added.
+    """Return a list of the callbacks for this worker's `fit`, to which users add their own.
 
     Args:
         ctx: the node's context; without `log_dir` there is no TensorBoard.
@@ -48,14 +48,14 @@ def callbacks(ctx: ShownContext) -> list[Any]:
 
 
 def of_rank(given: Any, rank: int) -> Any:
-    """Return the callbacks of a user that this worker's `fit` gets: rank 0 alone writes files.
+    """Return the user's callbacks that this worker's `fit` gets: only rank 0 writes files.
 
-    All workers have the same path. Two that write one `.keras` file at once leave a broken one.
+    All workers have the same path. Two that write one `.keras` file at once leave a broken file.
 
     Args:
-        given: of `fit`: None, one, several, also nested, or Keras' CallbackList, which then loses
-            the others.
-        rank: of this worker.
+        given: callbacks of `fit`: None, one, several, also nested, or Keras' CallbackList, which
+            then loses the others.
+        rank: rank of this worker.
     """
     if not given or rank == 0:
         return given
@@ -68,12 +68,12 @@ def of_rank(given: Any, rank: int) -> Any:
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types
     """Keras' TensorBoard callback; if it cannot write, training goes on without it.
 
-    The metrics of a distributed fit are those of all workers together: its chief alone writes them,
-    or curves would lie one over the other.
+    The metrics of a distributed fit are those of all workers together, so only its chief writes
+    them; otherwise equal curves would overlap.
 
     Args:
-        log_dir: of this worker.
-        is_chief: whether this worker writes what all of them have in common.
+        log_dir: log directory of this worker.
+        is_chief: whether this worker writes what all workers have in common.
     """
 
     _is_broken = False
@@ -96,7 +96,7 @@ def _tolerant(name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def hook(self: EventFiles, *args: Any, **kwargs: Any) -> Any:
         if name == "set_model" and args:
-            self._model = args[0]  # as Keras does, which is not asked where this is quiet
+            self._model = args[0]  # as Keras does, which is not called if this is quiet
         if self.is_quiet:
             return None
         try:
@@ -104,7 +104,7 @@ def _tolerant(name: str) -> Callable[..., Any]:
         except Exception as error:  # noqa: BLE001 - training never fails because of its display
             self._is_broken = True
             reason = str(error).strip().partition("\n")[0]
-            logger.warning("no event files in %s any more: %s", self.log_dir, reason)
+            logger.warning("no more event files in %s: %s", self.log_dir, reason)
             return None
 
     return hook

@@ -1,10 +1,10 @@
 """Evaluation of a training's checkpoints while it saves them: the work of `evaluator:0`.
 
 Covers: which checkpoint comes next, its evaluation, the reports to the driver and to TensorBoard.
-Does not: read parameters (tfos.keras.fit.saved_parameters), end by itself before it is asked to.
+Does not: read parameters (tfos.keras.fit.saved_parameters), end before it is asked to.
 Threads: the thread that runs main_fun.
 
-It takes the newest checkpoint each time: those that were saved while it evaluated are passed over.
+It takes the newest checkpoint each time, and skips others that were saved while it evaluated.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tfos.keras.protocols import EvaluatorContext
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Between two questions whether the training is over."""
+"""Seconds between two checks whether the training is over."""
 
 LAST_TRIES = 5
-"""To read the newest checkpoint once the training is over; until then there is no limit."""
+"""Tries to read the newest checkpoint once the training is over; before, there is no limit."""
 
 Metrics = dict[str, float]
 
@@ -37,13 +37,13 @@ class CheckpointEvaluation:
     """Evaluates one checkpoint after another.
 
     Args:
-        saved: the model, and where the cluster saves.
-        ctx: of the evaluator.
-        arguments: of `model.evaluate`.
+        saved: the model, and the directory of the cluster's checkpoints.
+        ctx: context of the evaluator.
+        arguments: arguments of `model.evaluate`.
         poll_s: seconds between two looks at the directory.
 
     Raises:
-        SettingsError: the data can be read only once, or poll_s is no time.
+        SettingsError: the data can be read only once, or poll_s is not positive.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class CheckpointEvaluation:
         x = arguments.get("x")
         if hasattr(x, "__next__") and not isinstance(x, FileDataset):
             raise SettingsError(
-                "evaluate_checkpoints() reads its data once per checkpoint, and x is an iterator, "
-                "which ends with the first one: pass arrays, a tf.data.Dataset or one of ctx.read"
+                "evaluate_checkpoints() reads its data once per checkpoint, but x is an iterator, "
+                "which ends with the first one; pass arrays, a tf.data.Dataset or one of ctx.read"
             )
         if not poll_s > 0:
             raise SettingsError(f"poll_s must be > 0 seconds, got {poll_s!r}.")
@@ -79,7 +79,7 @@ class CheckpointEvaluation:
         last_tries = 0
         try:
             while True:
-                is_over = self._ctx.stop_asked  # before the look: it sees the last save
+                is_over = self._ctx.stop_asked  # read first, so that the look sees the last save
                 last_tries += is_over
                 before, begin_s = seen, time.monotonic()
                 try:
@@ -102,11 +102,11 @@ class CheckpointEvaluation:
         """Take what was saved after the step `seen`.
 
         Returns:
-            The newest step, and the newest that can be read, which the model now has; None:
-            nothing is newer.
+            The newest step, and the newest readable step, whose parameters the model now has;
+            None: nothing is newer.
 
         Raises:
-            CheckpointError, OSError: nothing was read; the next time it may be.
+            CheckpointError, OSError: nothing was read; a later try may succeed.
         """
         newest = self._saved.newest()
         if newest is None or newest == seen:
@@ -136,7 +136,7 @@ class CheckpointEvaluation:
             self._writer.flush()
         except Exception as error:  # noqa: BLE001 - whatever a disk or a file system raises
             self._writes = False
-            logger.warning("no event files in %s any more: %s", self._ctx.log_dir, error)
+            logger.warning("no more event files in %s: %s", self._ctx.log_dir, error)
 
     def _wait(self, *, is_over: bool) -> None:
         if is_over:

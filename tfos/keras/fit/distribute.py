@@ -57,7 +57,7 @@ def check_model(model: Any) -> None:
     """Refuse a model that cannot be distributed.
 
     Raises:
-        NotCompiled: compile first.
+        NotCompiled: the model is not compiled.
         UnsupportedOptimizer, UnsupportedModel: the text names the obstacle.
     """
     if not isinstance(model, keras.Model):
@@ -73,21 +73,21 @@ def check_model(model: Any) -> None:
     if (trainer := model.__dict__.get("_tfos_trainer")) is not None and trainer.is_local:
         raise UnsupportedModel(
             f"this model was trained in this process ({trainer.steps} steps), and its parameters "
-            "are on a server here; build and compile it anew, then call ctx.distribute(model)"
+            "are on a server here. Rebuild and compile it, then call ctx.distribute(model)"
         )
     if trainer is not None:
         raise UnsupportedModel(
-            "this model is distributed already; call ctx.distribute(model) once, after compile()"
+            "this model is already distributed; call ctx.distribute(model) once, after compile()"
         )
     if not model.compiled or model.optimizer is None:
         raise NotCompiled(
-            "ctx.distribute(model) needs the optimizer, and the model has none: call "
+            "ctx.distribute(model) needs an optimizer, but the model has none; call "
             'model.compile(optimizer="adam", loss=...) before it'
         )
     if model._distribute_strategy is not None:
         raise UnsupportedModel(
-            f"the model was created under {type(model._distribute_strategy).__name__}; "
-            "ctx.distribute runs one replica per worker, so create it outside of strategy.scope()"
+            f"the model was created under {type(model._distribute_strategy).__name__}, but "
+            "ctx.distribute runs one replica per worker; create it outside of strategy.scope()"
         )
     others = [
         name
@@ -96,8 +96,8 @@ def check_model(model: Any) -> None:
     ]
     if others:
         raise UnsupportedModel(
-            f"the model has further optimizers ({', '.join(others)}); the parameter servers run "
-            "the rule of model.optimizer only: train all variables with it"
+            f"the model has further optimizers ({', '.join(others)}), but the parameter servers "
+            "run only the rule of model.optimizer; train all variables with it"
         )
     optimizers.check(model.optimizer)
 
@@ -105,13 +105,13 @@ def check_model(model: Any) -> None:
 def summed_losses(model: Any, *, is_sure: bool) -> str:
     """Name the compiled losses that sum over the rows of a batch, for a message; empty: none.
 
-    The mean of the workers' gradients of such a loss is a part of that of all their rows. What a
-    function returns as one number is not known here.
+    With such a loss, the mean of the workers' gradients is a fraction of the gradient of all their
+    rows. A function that returns one number may sum or average, which is unknown here.
 
     Args:
-        model: compiled.
-        is_sure: only those that Keras itself sums and trains with. A step or a loss of the user's
-            own may take the mean itself.
+        model: the compiled model.
+        is_sure: whether to name only losses that Keras itself sums and trains with. A step or a
+            loss of the user may take the mean itself.
     """
     losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
     sums = [each for each in losses if getattr(each, "reduction", "") in ("sum", "none", None)]
@@ -121,7 +121,7 @@ def summed_losses(model: Any, *, is_sure: bool) -> str:
 
 
 def _is_trained_by_keras(model: Any) -> bool:
-    """Whether the gradient of the compiled loss is what trains, and its size counts."""
+    """Return whether the compiled loss's gradient is what trains, and its size counts."""
     steps = ("train_step", "compute_loss", "_compute_loss")
     scaled = (keras.optimizers.SGD, keras.optimizers.Ftrl)  # others divide by the gradients' size
     return isinstance(optimizers.unwrap(model.optimizer), scaled) and all(
@@ -131,7 +131,7 @@ def _is_trained_by_keras(model: Any) -> bool:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    """Whether a loss has one number for each row: one of the user's may have one for all."""
+    """Return whether a loss has one number for each row; a user's may have one for all."""
     own = (type(loss).__call__, type(loss).call, getattr(loss, "fn", type(loss).call))
     return all(getattr(each, "__module__", "").startswith("keras.") for each in own)
 
@@ -139,9 +139,9 @@ def _is_of_keras(loss: Any) -> bool:
 def _warn_of_sums(model: Any, num_workers: int) -> None:
     if names := summed_losses(model, is_sure=False):
         logger.warning(
-            "%s sums over a batch, unless a step or a loss of your own takes the mean, and the "
-            "workers' gradients are averaged: a step has 1/%d of the gradient of all rows then, "
-            "beside regularizers that count in full. Pass reduction='sum' to "
+            "%s sums over a batch, unless your own step or loss takes the mean, but the workers' "
+            "gradients are averaged. So a step has 1/%d of the gradient of all rows, while "
+            "regularizers count in full. Pass reduction='sum' to "
             "ctx.distribute(consistency='sync'), which sums both, or compile the loss with "
             "reduction='sum_over_batch_size'",
             names,
@@ -150,10 +150,10 @@ def _warn_of_sums(model: Any, num_workers: int) -> None:
 
 
 def keras_2_advice(model: Any) -> str:
-    """Return what to do about a model of Keras 2; empty: it is another object.
+    """Return advice for a model of Keras 2; empty: it is another object.
 
     Args:
-        model: that is none of Keras 3.
+        model: an object that is not a model of Keras 3.
     """
     if not any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
         return ""
@@ -178,7 +178,7 @@ def _install(model: Any, trainer: PSTrainer) -> None:
     }
     pulling = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     for name in (*pulling, "save", "save_weights", "export", "__reduce__"):
-        is_checked = not name.endswith("_on_batch")  # to compare all values costs too much there
+        is_checked = not name.endswith("_on_batch")  # comparing all values costs too much there
         overrides[name] = _pulling(
             getattr(model, name), trainer, is_checked=is_checked, takes_rows=name in pulling
         )
@@ -200,8 +200,8 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
 
     if trainer.awaits_callbacks:
         raise UnsupportedModel(
-            f"{type(model).__name__} has a fit of its own, which trains without the callbacks that "
-            "it was given: they make the workers agree at the ends of epochs. Hand them on: "
+            f"{type(model).__name__} has its own fit, which trains without the callbacks that it "
+            "was given, but they make the workers agree at the ends of epochs. Pass them on: "
             "super().fit(..., callbacks=callbacks)"
         )
     trainer.check_first_calls()
@@ -221,7 +221,7 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
 
 
 def _of_batches(model: Any) -> Callable[[], dict[str, Any]]:
-    """Return the model's own get_metrics_result, which also answers after no batch at all."""
+    """Return the model's own get_metrics_result, which also works after no batch at all."""
     original = model.get_metrics_result
 
     @functools.wraps(original)
@@ -248,7 +248,7 @@ def _pulling(
                 trainer.begin_validation()
         elif is_checked:
             check_rows(original.__name__, given)
-        first = kwargs.get("x", args[0] if args else None)  # a class may hand all on
+        first = kwargs.get("x", args[0] if args else None)  # a class may pass on all of them
         rows = given.get("x", first) if takes_rows else None
         trainer.pull_newest(is_checked=is_checked, x=rows)
         return original(*args, **kwargs)
@@ -275,8 +275,8 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
         if trainer.has_trained_rows:
             trainer.pull()
             raise SettingsError(
-                f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Values to begin "
-                "with come before the first step"
+                f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Set initial values "
+                "before the first step"
             )
         if trainer.was_trained_before:
             trainer.keep_trained(original.__name__)
@@ -288,9 +288,9 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
 
 
 def _save_as_new(optimizer: Any) -> None:
-    """Let files say that the optimizer has made no update: its slots, on the servers, have.
+    """Make files say that the optimizer has made no update: only its slots on the servers have.
 
-    Keras would go on with the large steps that fit old slots, and those in the file are zeros.
+    Otherwise Keras would go on with the large steps that suit old slots, but the file's are zeros.
     """
     inner = optimizers.unwrap(optimizer)
 
@@ -300,15 +300,15 @@ def _save_as_new(optimizer: Any) -> None:
             store[str(number)] = value * 0 if variable is inner._iterations else value
         if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             logger.info(
-                "the file's optimizer has made 0 updates, without the servers' slots; a training "
-                "that goes on with it begins its learning rate schedule anew"
+                "the file's optimizer has made 0 updates and lacks the servers' slots; a training "
+                "that goes on with it restarts its learning rate schedule"
             )
 
     inner.__dict__["save_own_variables"] = save_own_variables  # as the model's methods
 
 
 def _keep_count(optimizer: Any) -> None:
-    """Let no file change the optimizer's count: it is of the servers' updates, which go on."""
+    """Keep files from changing the optimizer's count, which counts the servers' updates."""
     inner = optimizers.unwrap(optimizer)
     load = inner.load_own_variables
 
@@ -324,9 +324,9 @@ def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
     @functools.wraps(save)
     def saving(*args: Any, **kwargs: Any) -> Any:
         path = str(next(iter(args), kwargs.get("filepath", "")))
-        if path.endswith((".h5", ".hdf5")):  # Keras asks no save_own_variables for these
+        if path.endswith((".h5", ".hdf5")):  # Keras does not call save_own_variables for these
             return save(*args, **{**kwargs, "include_optimizer": False})
-        optimizers.give_slots(model)  # so that the file loads without complaint
+        optimizers.give_slots(model)  # so that the file loads without a warning
         return save(*args, **kwargs)
 
     return saving

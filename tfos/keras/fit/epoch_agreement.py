@@ -51,16 +51,16 @@ class Report(msgspec.Struct, frozen=True):
     rows: int
     logs: dict[str, float]
     fed_epoch: int | None = None
-    """The feed's newest epoch that this worker has trained to its end; None: it reads no feed."""
+    """Newest epoch of the feed that this worker has fully trained; None: it reads no feed."""
     val_rows: int = 1
-    """Rows of the metrics of validation; 1 if they are unknown."""
+    """Number of rows of the validation metrics; 1 if it is unknown."""
     metrics: MetricStates = MetricStates()
     steps: int = 0
-    """Pushes that the servers have acknowledged."""
+    """Number of pushes that the servers have acknowledged."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Decisions of one worker's callbacks; all workers follow the same one's: see `_leading`."""
+    """Decisions of one worker's callbacks; all workers follow the same one, see `_leading`."""
 
     chief: bool
     stop: bool
@@ -68,13 +68,13 @@ class Decision(msgspec.Struct, frozen=True):
     assigned: bool = False
     data: DataState | None = None
     joins: bool = False
-    """Whether it comes here before its first epoch, and its callbacks have decided nothing."""
+    """Whether the worker joins before its first epoch, with no decisions of its callbacks."""
 
 
 class FitEnded(Exception):
-    """Leaves a loop of epochs that is not Keras', or has begun none: there is no further epoch.
+    """Leaves a loop that is not Keras' own, or has begun no epoch, when no epoch is left.
 
-    Caught by `distribute`'s fit.
+    The `fit` of `distribute` catches it.
     """
 
 
@@ -82,23 +82,23 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     """First in the list of callbacks.
 
     Args:
-        trainer: of the model.
-        arguments: of `fit`, by name.
+        trainer: trainer of the model.
+        arguments: arguments of `fit`, by name.
         validation: the feed's validation passes.
-        number: of the fit.
-        place: where this worker joins others that train; None: all begin together.
-        check: refuses arguments by name with which no fit can run.
+        number: number of the fit.
+        place: place where this worker joins others that train; None: all begin together.
+        check: function that refuses arguments by name with which no fit can run.
 
     Attributes:
-        last: callbacks whose place is behind all others, in their order.
+        last: callbacks that run after all others, in their order.
         given_on: all callbacks that the model's own `fit` was given, a list or a CallbackList.
-        rows: of all workers, in the epoch that has just ended.
-        steps: likewise.
-        epochs_run: in this fit.
-        epochs: that Keras' own fit was asked for, by the call or by a fit of the class.
-        steps_per_epoch: likewise.
-        ends_with_feed: whether Keras' loop was ended behind the last epoch that is fed.
-        fed_of_asked: epochs that were fed, and that the loop was to have, where it ended so.
+        rows: number of rows of all workers in the epoch that has just ended.
+        steps: number of their steps in that epoch.
+        epochs_run: number of epochs in this fit.
+        epochs: epochs that Keras' own fit was asked for, by the call or by a fit of the class.
+        steps_per_epoch: steps per epoch that it was asked for.
+        ends_with_feed: whether Keras' loop was ended after the last fed epoch.
+        fed_of_asked: number of fed epochs and of requested ones, if the loop was ended so.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._has_told_unshared = False
         self._last_logs: Logs = None
         self._running: Any = None
-        """The CallbackList of Keras' own fit; None: the class has a loop of its own."""
+        """CallbackList of Keras' own fit; None: the class has its own loop."""
         self._has_ended = self._stops_next = self.is_stopped = False
         self.last: Sequence[Any] = ()
         self.given_on: Any = ()
@@ -139,7 +139,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start all workers together, so that none trains what the others do not."""
         self._trainer.awaits_callbacks = False
-        self.ends_with_feed = self._has_ended = False  # of an earlier loop of a fit of the class
+        self.ends_with_feed = self._has_ended = False  # set by an earlier loop of the class's fit
         self._take_places()
         if self._feed:
             self._trainer.ctx.trained_feeds.follow(self._feed)
@@ -152,17 +152,17 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._trainer.pull()  # the chief may have put values of its own on the servers
 
     def _take_places(self) -> None:
-        """Let what a fit of the class has added run between the callbacks of tfos, too.
+        """Make callbacks that the class's fit has added run between those of tfos, too.
 
-        Keras runs through the list of before: each callback begins once.
+        Keras iterates over the previous list, so each callback begins once.
         """
         fit = running_fit()
-        if fit is None or fit.model is not self.model:  # a loop of the class's own
+        if fit is None or fit.model is not self.model:  # the class's own loop
             return
         self.epochs, self._running = fit.epochs, fit.callbacks
         if self.fed_of_asked is not None and fit.x is not self._dataset:
             self._dataset = None  # the feed has ended, and this loop has other data
-        if fit.steps_per_epoch != self.steps_per_epoch:  # by a fit of the class
+        if fit.steps_per_epoch != self.steps_per_epoch:  # changed by the class's fit
             self.steps_per_epoch = fit.steps_per_epoch
             self._check({**self._arguments, "steps_per_epoch": fit.steps_per_epoch})
         places = {id(each): place for place, each in enumerate(self.last, 1)} | {id(self): -1}
@@ -170,10 +170,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         fit.callbacks.callbacks = sorted(given, key=lambda each: places.get(id(each), 0))
         params = fit.callbacks.params or {}
         if isinstance(params.get("steps"), EpochLength):
-            params["steps"] = None  # of all callbacks: the next epoch may have another number
+            params["steps"] = None  # for all callbacks: the next epoch may have another number
 
     def end_early(self) -> Any:
-        """End a fit that FitEnded has left, as Keras does behind its loop of epochs.
+        """End a fit that FitEnded has left, as Keras does after its loop of epochs.
 
         Returns:
             The history; None: the class's own loop made none.
@@ -191,15 +191,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return getattr(model, "history", None)
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Record that the callbacks end; what has ended with the feed, no callback has stopped."""
+        """Record that the callbacks end; a loop that ended with the feed was not stopped by any."""
         self._has_ended = True
         if self.ends_with_feed:
             self.model.stop_training = False
 
     def end_last_epoch(self, epoch: int) -> None:
-        """Let Keras' loop end here if it is to have more epochs, and none will be fed.
+        """End Keras' loop here if it would have more epochs but none will be fed.
 
-        Behind all callbacks: what stands behind the loop, also in a fit of the class, then runs.
+        It runs after all callbacks, so the code after the loop, also in the class's fit, then runs.
 
         Args:
             epoch: number of the epoch that has ended.
@@ -220,12 +220,12 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return _by_rank(told, Beginning)
 
     def _join_others(self, place: FitPlace) -> None:
-        """Meet the others at the end of the epoch before, which they have reported.
+        """Meet the others at the end of the previous epoch, which they have reported.
 
-        From here on they wait for this worker at the ends of epochs; in modes with waits, at steps
-        too, from its first batch on.
+        From here on they wait for this worker at the ends of epochs; in modes with waits, also at
+        steps, from its first batch on.
         """
-        if place.epoch == place.first:  # of which the others have told at the beginning alone
+        if place.epoch == place.first:  # the others reported only at the beginning
             told = {rank: each.data for rank, each in self._beginnings().items()}
             self.data.join(told, place)
             return
@@ -248,7 +248,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             logs: Keras's, unused.
         """
         self._validation.epoch = epoch
-        if self.is_stopped:  # by the others, who begin no epoch any more
+        if self.is_stopped:  # by the others, which begin no further epoch
             self.model.stop_training = True
             raise FitEnded
         if self._stops_next:
@@ -264,7 +264,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def _has_epoch(self, dataset: BatchDataset) -> bool:
         """Wait for the next epoch's first batch; False: the feed has ended.
 
-        Where lost rows of the epoch before are fed again, another worker trains them first: the
+        If lost rows of the previous epoch are fed again, another worker trains them first: the
         barrier must not hold it up until this one has rows.
         """
         has_left = False
@@ -282,7 +282,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return True
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Steps 1 to 3 of the module's list.
+        """Take steps 1 to 3 of the module's list.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -313,7 +313,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.is_between_epochs = True
 
     def _agree(self, epoch: int, logs: dict[str, Any], rows: int, val_rows: int) -> list[Report]:
-        """Turn this worker's logs into those of all workers; return the workers' reports."""
+        """Replace this worker's logs by those of all workers; return the workers' reports."""
         fed_epoch = self._dataset.ended_epoch if self._dataset and self._feed else None
         steps = self._trainer.steps - self._steps_before
         report = Report(rows, dict(numbers_in(logs)), fed_epoch, val_rows, steps=steps)
@@ -328,7 +328,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         values = own.values(states)
         if not all_know(states):
             told = self._trainer.workers.rendezvous(f"{key}/values", msgspec.msgpack.encode(values))
-            for rank in sorted(told, reverse=True):  # so that all have the lowest rank's
+            for rank in sorted(told, reverse=True):  # so that all get the lowest rank's values
                 values |= msgspec.msgpack.decode(told[rank], type=dict[str, Any])
         logs.update(combine(reports))
         logs.update({k: np.array(v) if isinstance(v, list) else v for k, v in values.items()})
@@ -337,29 +337,29 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return reports
 
     def _tell_inexact(self, states: Iterable[MetricStates]) -> None:
-        """On the chief, once per metric."""
+        """Warn of metrics that are not exact, on the chief, once per metric."""
         for name, reason in inexact(states).items():
             metric = name.removeprefix(VALIDATION)
             if self._trainer.ctx.is_chief and metric not in self._told:
                 self._told.add(metric)
                 logger.warning(
                     "the metric %r is the mean of the workers' own values, weighted by their rows, "
-                    "and not the value over all rows: %s",
+                    "not the value over all rows: %s",
                     metric,
                     reason,
                 )
 
     def _tell_unshared(self, own: EpochMetrics, states: Iterable[MetricStates]) -> None:
-        """On the chief, once: other validation data than a feed are taken for shared."""
+        """Warn, on the chief, once: validation data that are not a feed are taken as shared."""
         if not self._trainer.ctx.is_chief or self._has_told_unshared:
             return
         if counts := own.unshared(states):
             self._has_told_unshared = True
             logger.warning(
                 "%s: the workers have measured different values. Either their parameters differ, "
-                "as they may where workers do not wait for each other, or each validates other "
-                "rows, as with validation_split or dataset.shard(...). Of other rows the sum is "
-                "right, not the mean: give each worker the same validation_data, or feed them "
+                "as they may if workers do not wait for each other, or each validates different "
+                "rows, as with validation_split or dataset.shard(...). For different rows, the sum "
+                "is right, not the mean. Give each worker the same validation_data, or feed them "
                 '(validation_data=ctx.dataset(n, feed="validation")), so that each row counts once',
                 "; ".join(
                     f"{name} is {mean}, the mean of the workers' counts, whose sum is {total}"
@@ -368,11 +368,11 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             )
 
     def _end_trained(self, epoch: int, reports: Sequence[Report]) -> None:
-        """Go on once no worker trains, and the epochs of these reports are in the parameters.
+        """Go on once no worker trains and the parameters contain the epochs of these reports.
 
-        The chief records them. If a worker is lacking, its next attempt may train what is left of
-        its rows until the chief has heard of it: outside of the others' barrier, so that it waits
-        for none of them.
+        The chief records them. If a worker is missing, its next attempt may train the rest of its
+        rows until the chief has heard of it: outside of the others' barrier, so that it waits for
+        none of them.
         """
         ended = [report.fed_epoch for report in reports if report.fed_epoch is not None]
         if not ended:
@@ -382,7 +382,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             following = FitPlace(self._number, epoch + 1)
             feeds = self._trainer.ctx.trained_feeds
             feeds.trained(self._feed, min(ended), following, lacks_worker=lacks)
-        if lacks:  # as all see who have these reports
+        if lacks:  # every worker that has these reports sees it
             self._trainer.workers.rendezvous(f"{self._name}/{epoch}/decided", b"")
 
 
@@ -390,9 +390,9 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     """Last in the list of callbacks.
 
     Args:
-        trainer: of the model.
+        trainer: trainer of the model.
         name: prefix of the rendezvous' keys.
-        kept_rate: of the model.
+        kept_rate: kept rate of the model.
         before: the first callback.
     """
 
@@ -407,7 +407,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._has_run = self._has_overruled = False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Let the chief's callbacks alone end an epoch early: a worker that stops there is ahead.
+        """Let only the chief's callbacks end an epoch early: a worker that stops there is ahead.
 
         Args:
             batch: number of the batch in its epoch.
@@ -419,15 +419,15 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         if not self._has_overruled:
             self._has_overruled = True
             logger.warning(
-                "a callback of worker:%d has set stop_training inside of an epoch, at batch %d. It "
-                "trains on: the chief's callbacks decide when fit stops, for all workers; let the "
-                "chief's callback set it",
+                "a callback of worker:%d has set stop_training inside an epoch, at batch %d. It "
+                "trains on, because the chief's callbacks decide for all workers when fit stops. "
+                "Set it in the chief's callback",
                 self._trainer.ctx.worker_rank,
                 batch,
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Step 5 of the module's list.
+        """Take step 5 of the module's list.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -471,19 +471,19 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 
 def _leading(decisions: Mapping[int, Decision]) -> Decision | None:
-    """The chief's, or where it was lost the lowest rank's; None: no worker has decided.
+    """Return the chief's, or if it was lost the lowest rank's; None: no worker has decided.
 
-    All who read these, also a chief that comes back to them, follow the same one.
+    All workers that read these, also a chief that returns, follow the same one.
     """
     decided = [each for _, each in sorted(decisions.items()) if not each.joins]
     return next((each for each in decided if each.chief), next(iter(decided), None))
 
 
 def rendezvous_prefix(number: int) -> str:
-    """Return what the keys of a fit's rendezvous begin with.
+    """Return the prefix of the keys of a fit's rendezvous.
 
     Args:
-        number: of the fit.
+        number: number of the fit.
     """
     return f"fit/{number}"
 
@@ -491,7 +491,7 @@ def rendezvous_prefix(number: int) -> str:
 def combine(reports: Iterable[Report]) -> dict[str, float]:
     """Return the means of the workers' logs, weighted by rows.
 
-    For what is in no MetricStates.
+    It is for logs that no MetricStates has.
     """
     weighted: dict[str, list[tuple[float, int]]] = {}
     for report in reports:

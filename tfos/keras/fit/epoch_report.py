@@ -1,7 +1,7 @@
-"""Epoch reports: the chief tells the driver what each epoch of `fit` has come to.
+"""Epoch reports: the chief reports the results of each epoch of `fit` to the driver.
 
 Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads, and that
-it has stopped itself.
+it has stopped early.
 Does not: combine the workers' metrics (tfos.keras.fit.epoch_agreement), send or save
 (tfos.worker.reports.epoch_reports).
 Threads: the thread that runs `fit`.
@@ -28,14 +28,14 @@ _fits = itertools.count(1)
 
 
 class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Of a distributed model, behind the user's callbacks, which may add metrics.
+    """Reporter of a distributed model, after the user's callbacks, which may add metrics.
 
     Args:
-        trainer: of the model.
+        trainer: trainer of the model.
         before: the first callback; it knows all workers' rows and steps.
-        dataset: what `fit` reads.
-        arguments: of `fit`, by name.
-        number: of this fit of the model, from 0.
+        dataset: the dataset that `fit` reads.
+        arguments: arguments of `fit`, by name.
+        number: number of this fit of the model, from 0.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._has_begun = False
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Tell the driver that the fit's epochs will be reported, and of which feed they are."""
+        """Tell the driver that the fit's epochs will be reported, and which feed they read."""
         if self._ctx.is_chief:
             self._has_begun = True
             self._ctx.epochs.fit_reads(self._reading())
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """The epoch's first batch is there.
+        """Note that the epoch's first batch has arrived.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -72,7 +72,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._began_s = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Report it, and save it if it is the best: the others wait for the chief's decision.
+        """Report the epoch, and save it if it is the best; the others wait for the chief.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -101,7 +101,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             ctx.trained_feeds.stopped(self._feed, self._number)
 
     def close(self) -> None:
-        """`fit` has ended, however it did. Idempotent."""
+        """Note that `fit` has ended, in whatever way. Idempotent."""
         if self._has_begun:
             self._has_begun = False
             self._ctx.epochs.fit_reads(self._reading(is_over=True))
@@ -119,7 +119,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
 
 
 class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Of a model that is not distributed: the chief reports its own epochs.
+    """Reporter of a model that is not distributed: the chief reports its own epochs.
 
     Args:
         ctx: the node's context.
@@ -155,7 +155,7 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
         self._steps += 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Report it.
+        """Report the epoch.
 
         Args:
             epoch: number of the epoch, from 0.

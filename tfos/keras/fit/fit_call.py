@@ -1,7 +1,7 @@
 """The `fit` of a distributed model: Keras' own, between what all workers agree on.
 
-Covers: its arguments; where it begins after a restart; the callbacks around the user's; the end of
-a feed before the last epoch.
+Covers: its arguments; where it begins after a restart; the callbacks around the user's; a feed that
+ends before the last epoch.
 Does not: train a batch (tfos.keras.step.trainer), agree (tfos.keras.fit.epoch_agreement).
 Threads: the thread that runs `fit`.
 """
@@ -43,22 +43,22 @@ SPLITS_AN_EPOCH = (
     "the best epoch with both: keras.callbacks.ModelCheckpoint('best.keras', save_best_only=True), "
     "or on a cluster Checkpoints(…, keep_best='val_loss')"
 )
-"""What dense weights that are set alone do to a model with tables."""
+"""Effect of setting only the dense weights of a model with tables."""
 
 
 class FitArguments:
-    """The arguments of one call of a class's `fit`, which may be its own with other parameters.
+    """The arguments of one call of a class's `fit`, which may have its own parameters.
 
     Args:
         original: the bound method.
-        args: of the call.
-        kwargs: of the call.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Attributes:
-        by_name: Keras' name and the value of each, with the defaults of `original`, then Keras'.
+        by_name: value of each by Keras' name, with the defaults of `original`, then Keras'.
 
     Raises:
-        UnsupportedModel: `original` takes no callbacks, or its data by another name than x.
+        UnsupportedModel: `original` takes no callbacks, or its data under a name other than x.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class FitArguments:
     def _check(self, given: dict[str, Any]) -> None:
         if "callbacks" not in given and not self._more:
             raise UnsupportedModel(
-                f"{self._name} has no parameter callbacks, and tfos' own have to reach Keras' fit: "
-                "they make the workers agree at the ends of epochs. Give it callbacks=None, or "
-                "**kwargs, and hand them on to super().fit"
+                f"{self._name} has no parameter callbacks, but those of tfos must reach Keras' "
+                "fit: they make the workers agree at the ends of epochs. Give it callbacks=None, "
+                "or **kwargs, and pass them on to super().fit"
             )
         for name, value in given.items():
             if name != "x" and isinstance(value, BatchDataset) and name != "validation_data":
                 raise UnsupportedModel(
-                    f"{self._name} takes the rows of a feed or of files as {name!r}; call that "
+                    f"{self._name} takes the rows of a feed or of files as {name!r}; name that "
                     "parameter x, as Keras does, so that tfos can follow their epochs"
                 )
 
@@ -99,14 +99,13 @@ class FitArguments:
         """Refuse a `fit` that could not begin in the epoch of the others after a restart.
 
         Raises:
-            UnsupportedModel: says which parameter it lacks.
+            UnsupportedModel: the text says which parameter it lacks.
         """
         names = (*self._bound.signature.parameters, *self._in_rest)
         if "initial_epoch" not in names and not self._more:
             raise UnsupportedModel(
-                f"{self._name} has no parameter initial_epoch, with which a worker that is started "
-                "again joins the epoch of the others; give it **kwargs, and hand them on to "
-                "super().fit"
+                f"{self._name} has no parameter initial_epoch, which a restarted worker needs to "
+                "join the epoch of the others; give it **kwargs, and pass them on to super().fit"
             )
 
     @property
@@ -114,7 +113,7 @@ class FitArguments:
         return getattr(self._original, "__qualname__", "fit")
 
     def call(self) -> Any:
-        """Call the `fit` with what `by_name` has by now; returns what it returns."""
+        """Call the `fit` with the current values of `by_name`; return its result."""
         for name, value in self.by_name.items():
             if value is not self._before[name]:
                 self._set(name, value)
@@ -133,7 +132,7 @@ class FitArguments:
         else:
             raise UnsupportedModel(
                 f"{self._name} has no parameter {name}, which tfos sets to {value!r}; give it "
-                "**kwargs, and hand them on to super().fit"
+                "**kwargs, and pass them on to super().fit"
             )
 
 
@@ -141,8 +140,8 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     """Return the `fit` that replaces the model's own.
 
     Args:
-        model: is distributed.
-        trainer: of the model.
+        model: the distributed model.
+        trainer: trainer of the model.
     """
     kept_rate = KeptRate(trainer)
     original = model.fit
@@ -157,7 +156,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         if trainer.ctx.num_workers > 1:
             given.check_can_join()
         trainer.begin_fit()
-        number = next(fits)  # of a fit that begins: what is refused may be called again
+        number = next(fits)  # counts fits that begin: a refused one may be called again
         if _is_over(begins := _place(trainer.ctx, dataset), number):
             trainer.pull()
             return _left_out(model, number)
@@ -179,7 +178,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             trainer.end_fit()
             report.close()
             if isinstance(dataset, BatchDataset):
-                dataset.leave_loop()  # Keras says nothing, where it breaks one off
+                dataset.leave_loop()  # Keras does not call anything if it aborts a loop
 
     return fit
 
@@ -204,7 +203,7 @@ def _follow_positions(
 ) -> None:
     if isinstance(dataset, BatchDataset):
         trainer.positions.follow(dataset)
-        if not joins:  # a worker that does has the others' epoch and their files' epoch
+        if not joins:  # a worker that joins has the others' epoch and their files' epoch
             _check_first_epoch(dataset, arguments)
 
 
@@ -213,31 +212,31 @@ def _tell_of_end(before: BeforeCallbacks) -> None:
     if before.fed_of_asked is None:
         return
     fed, asked = before.fed_of_asked
-    if isinstance(asked, AllEpochs):  # the right way to end with the feed
+    if isinstance(asked, AllEpochs):  # the intended way to end with the feed
         return
     not_fed = (
-        f"the feed ended after {fed} epochs, fit(epochs={asked}) asked for "
-        "more; feed as many epochs as are fitted: cluster.train(rdd, num_epochs=n), or "
+        f"the feed ended after {fed} epochs, but fit(epochs={asked}) asked for more. Feed "
+        "as many epochs as fit trains, cluster.train(rdd, num_epochs=n), or use "
         "fit(epochs=ctx.all_epochs)"
     )
     warnings.warn(not_fed, FeedEndedWarning, stacklevel=4)
 
 
 def _tell_of_code(before: BeforeCallbacks, *, joins: bool) -> None:
-    """Warn of code that does not run: of a loop that is not Keras', or before its first epoch."""
+    """Warn of code that does not run: in a loop that is not Keras', or before its first epoch."""
     end = "the others' fit has stopped" if before.is_stopped else "the feed ended"
     own = inspect.unwrap(type(before.model).fit)
     if own is inspect.unwrap(keras.Model.fit):
         return
     left_out = (
-        f"{end} inside of {own.__qualname__}, which does not go on behind its epochs then: fit "
-        "returns model.history. Do what comes there behind the call of fit, or in on_train_end "
-        "of a callback"
+        f"{end} inside {own.__qualname__}, so its code after the epochs does not run, and fit "
+        "returns model.history. Move that code after the call of fit, or into on_train_end of "
+        "a callback"
     )
     if joins and not before.epochs_run:
         left_out += (
-            ". This worker was started again behind the last epoch: the other workers do run "
-            "that code, and wait for this one where it trains or meets them"
+            ". This worker was restarted after the last epoch. The other workers do run that "
+            "code, and wait for this one if it trains or meets them"
         )
     elif isinstance(before.epochs, AllEpochs):
         logger.info(left_out)
@@ -246,9 +245,9 @@ def _tell_of_code(before: BeforeCallbacks, *, joins: bool) -> None:
 
 
 def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
-    """Return where the others train, or where the run that this one resumes was with this feed.
+    """Return where the others train, or where the resumed run stopped with this feed.
 
-    The chief's record of this run is there only after an epoch that all workers have begun.
+    The chief's record of this run exists only after an epoch that all workers have begun.
     """
     feed = dataset.feed if isinstance(dataset, BatchDataset) else ""
     if not feed or not ctx.resumes_epochs or ctx.fit_place is not None:
@@ -264,7 +263,7 @@ def _is_over(place: FitPlace | None, number: int) -> bool:
 def _joined(
     ctx: WorkerContext, place: FitPlace | None, arguments: dict[str, Any], number: int
 ) -> FitPlace | None:
-    """Begin in that epoch; return where this worker joins others, None: all begin together."""
+    """Begin in that epoch; return where this worker joins others; None: all begin together."""
     if place is None or number > place.number or place.epoch < 0:
         return None
     arguments["initial_epoch"] = place.epoch
@@ -272,10 +271,10 @@ def _joined(
 
 
 def _left_out(model: Any, number: int) -> Any:
-    """Return an empty history of a fit that was over before this worker was started again."""
+    """Return an empty history of a fit that was over before this worker restarted."""
     logger.warning(
-        "fit number %d of this model was trained before this worker, or the run that it resumes, "
-        "was started again; it is left out here",
+        "fit number %d of this model is skipped: it was trained before this worker, or the run "
+        "that it resumes, was restarted",
         number + 1,
     )
     model.history = keras.callbacks.History()
@@ -295,18 +294,18 @@ def check_rows(call: str, arguments: Mapping[str, Any]) -> None:
 
     Args:
         call: name of the method.
-        arguments: of the call, by name.
+        arguments: arguments of the call, by name.
 
     Raises:
-        SettingsError: names one.
+        SettingsError: the text names one.
     """
     validated = arguments.get("validation_data")
     several = tuple(validated) if isinstance(validated, list | tuple) else ()
     if several and isinstance(several[0], BatchDataset):
         raise SettingsError(
-            f"{call}(validation_data=(dataset, ...)) has {len(several)} values; of a dataset of "
-            "ctx it is the dataset alone, validation_data=dataset: its rows contain their targets "
-            "and weights, as of dataset(n, label_cols=, weight_col=)"
+            f"{call}(validation_data=(dataset, ...)) has {len(several)} values; pass a dataset of "
+            "ctx alone, validation_data=dataset. Its rows contain their targets and weights, as "
+            "for dataset(n, label_cols=, weight_col=)"
         )
     of_x, of_validation = ("y", "sample_weight", "batch_size"), ("validation_batch_size",)
     for value, names in ((arguments.get("x"), of_x), (validated, of_validation)):
@@ -315,14 +314,14 @@ def check_rows(call: str, arguments: Mapping[str, Any]) -> None:
             raise SettingsError(
                 f"{call}(dataset, {given[0]}=...): the rows of a dataset of ctx contain their "
                 f"targets and weights, (x, y, weight), and its batches have {value.batch_size} "
-                f"rows. Drop {given[0]}; dataset(n, label_cols=, weight_col=, map_fn=) makes others"
+                f"rows. Drop {given[0]}; dataset(n, label_cols=, weight_col=, map_fn=) sets them"
             )
 
 
 def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     """Refuse epochs that a worker could begin without rows while the others wait for its push.
 
-    Also those of which no rows could validate.
+    It also refuses epochs whose rows could not be validated.
     """
     validation.check(arguments)
     dataset, steps = arguments.get("x"), arguments.get("steps_per_epoch")
@@ -332,15 +331,15 @@ def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     if trainer.waits and ctx.num_workers > 1:
         raise SettingsError(
             f"fit(ctx.dataset(...), steps_per_epoch={steps}): workers get different numbers of "
-            f"batches of a fed epoch, and with consistency={consistency!r} the {ctx.num_workers} "
-            "workers wait for each other's pushes: one without rows would hold them up for ever. "
-            "Leave steps_per_epoch out: an epoch of fit is a fed epoch; feed fewer rows for "
-            "shorter ones"
+            f"batches of a fed epoch. With consistency={consistency!r} the {ctx.num_workers} "
+            "workers wait for each other's pushes, so one without rows would block them forever. "
+            "Leave steps_per_epoch out: an epoch of fit is then a fed epoch. Feed fewer rows for "
+            "shorter epochs"
         )
     if ctx.is_chief:
         logger.warning(
             "fit(steps_per_epoch=%s): the epochs of fit are not the fed epochs; leave it out to "
-            "train a fed epoch in each",
+            "train one fed epoch in each",
             steps,
         )
 
@@ -353,10 +352,10 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     for callback in keras.tree.flatten(given):
         if isinstance(callback, keras.callbacks.BackupAndRestore) and trainer.ctx.num_workers > 1:
             raise SettingsError(
-                f"BackupAndRestore on {trainer.ctx.num_workers} workers: each would go on from a "
-                "file of its own, in an epoch of its own, and wait for the others. Drop it: "
-                "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)) "
-                "saves the servers' parameters and goes on with them"
+                f"BackupAndRestore on {trainer.ctx.num_workers} workers: each would go on from its "
+                "own file, in its own epoch, and wait for the others. Instead use "
+                "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)), "
+                "which saves the servers' parameters and goes on with them"
             )
         restores = isinstance(callback, keras.callbacks.EarlyStopping)
         if restores and callback.restore_best_weights and trainer.has_tables:
@@ -374,8 +373,8 @@ def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None
     first, initial = dataset.first_epoch, arguments["initial_epoch"]
     if initial < first and arguments["epochs"] is not None:
         logger.warning(
-            "the rows resume in epoch %d, fit(initial_epoch=%d, epochs=%d) trains %d epochs from "
-            "there; pass initial_epoch=rows.first_epoch to end where a run without a stop ends",
+            "the rows resume in epoch %d, but fit(initial_epoch=%d, epochs=%d) trains %d epochs "
+            "from there; pass initial_epoch=rows.first_epoch to end like an uninterrupted run",
             first,
             initial,
             arguments["epochs"],
@@ -400,7 +399,7 @@ def _callbacks(
         ready.callbacks = callbacks
         return ready
     if isinstance(arguments.get("x"), BatchDataset) and arguments.get("steps_per_epoch") is None:
-        callbacks.append(EpochProgressBar())  # as silent as Keras' fit is asked to be
+        callbacks.append(EpochProgressBar())  # as silent as Keras' fit was asked to be
     return callbacks
 
 

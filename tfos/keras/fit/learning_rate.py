@@ -1,12 +1,12 @@
-"""Learning rate of a distributed `fit`: what callbacks have made of it survives an interruption.
+"""Learning rate of a distributed `fit`: its changes by callbacks survive an interruption.
 
-Covers: reading it, the chief's record on the servers, which checkpoints hold, its return in the run
-that resumes.
+Covers: reading it, the chief's record on the servers, which checkpoints contain, restoring it in
+the run that resumes.
 Does not: agree on it within a run (tfos.keras.fit.epoch_agreement), send it with a push
 (tfos.keras.step).      Threads: the thread that runs `fit`.
 
-A schedule needs no record: it counts the servers' updates. The record is there while `fit` runs, so
-a run after one that has ended begins with the program's own rate.
+A schedule needs no record: it counts the servers' updates. The record exists while `fit` runs, so a
+run after one that has ended begins with the program's own rate.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ METADATA_NAME = "tfos.learning_rate"
 
 
 class RateRecord(msgspec.Struct, frozen=True):
-    """The rate at the end of an epoch, and how to know the program that had it."""
+    """The rate at the end of an epoch, and what identifies the program that had it."""
 
     fit: int
     """Number of the fit, from 0."""
     first: float
-    """What the run's first fit began with."""
+    """Rate that the run's first fit began with."""
     began: float
-    """What the program gave this fit."""
+    """Rate that the program gave this fit."""
     now: float
 
 
@@ -43,22 +43,22 @@ class KeptRate:
     """The learning rate of one model through its fits.
 
     Args:
-        trainer: of the model.
+        trainer: trainer of the model.
     """
 
     def __init__(self, trainer: PSTrainer) -> None:
         self._trainer = trainer
         self._left: RateRecord | None = None
-        """Of the interrupted run, until the fit in which it was."""
+        """Record of the interrupted run, until the fit in which it was."""
         self._own: RateRecord | None = None
-        """What a run that resumes would compare its program's rates with; None: no fit yet."""
+        """Record with which a resuming run would compare its program's rates; None: no fit yet."""
         self._is_recorded = False
 
     def begin(self, number: int) -> None:
-        """Begin a fit; the one that the interrupted run was in takes the rate that it had then.
+        """Begin a fit; the one in which the run was interrupted takes the rate it had then.
 
         Args:
-            number: of the fit.
+            number: number of the fit.
         """
         rate = learning_rate(self._trainer.optimizer)
         if rate is None:
@@ -73,9 +73,9 @@ class KeptRate:
         self.record()
 
     def record(self) -> None:
-        """On the chief: have the servers keep the rate if the program would begin with another.
+        """On the chief, make the servers keep the rate if the program would begin with another.
 
-        Once a rate is kept, so is its return to the program's own.
+        Once they keep a rate, they also keep its return to the program's own.
         """
         own, rate = self._own, learning_rate(self._trainer.optimizer)
         if own is None or rate is None:
@@ -88,14 +88,14 @@ class KeptRate:
         self._keep(msgspec.structs.replace(own, now=rate))
 
     def end(self) -> None:
-        """On the chief: the fit is over, and no later run goes on in its middle."""
+        """On the chief, note that the fit is over, so no later run goes on within it."""
         if self._is_recorded:
             self._is_recorded = False
             self._keep(None)
 
     def _keep(self, record: RateRecord | None) -> None:
         value = None if record is None else msgspec.to_builtins(record)
-        with contextlib.suppress(ServerPhaseError):  # no model there yet, which nothing can save
+        with contextlib.suppress(ServerPhaseError):  # no model yet, so there is nothing to save
             self._trainer.ctx.ps_client().set_metadata(METADATA_NAME, value)
 
     def _read(self) -> RateRecord | None:
@@ -108,8 +108,8 @@ class KeptRate:
     def _take(self, left: RateRecord, rate: float) -> None:
         if rate not in (left.first, left.began):
             logger.warning(
-                "fit begins with the program's learning rate %g. In the run that it resumes the "
-                "program had given %g, which had become %g; set that rate if you want it",
+                "fit begins with the program's learning rate %g. In the run that it resumes, the "
+                "program had set %g, which had become %g; set that rate if you want it",
                 rate,
                 left.began,
                 left.now,
@@ -117,8 +117,7 @@ class KeptRate:
         elif left.now != rate:
             tell = logger.warning if self._trainer.ctx.is_chief else logger.info
             tell(
-                "the learning rate is %g, as where the run was interrupted; the program had given "
-                "%g",
+                "the learning rate is %g, as when the run was interrupted; the program had set %g",
                 left.now,
                 rate,
             )
@@ -126,6 +125,6 @@ class KeptRate:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Return the settable learning rate; None where a schedule decides."""
+    """Return the settable learning rate; None if a schedule decides."""
     rate = optimizers.unwrap(optimizer)._learning_rate
     return float(rate.numpy()) if isinstance(rate, keras.Variable) else None

@@ -1,13 +1,13 @@
 """Training without a cluster: a model with tables, whose parameter server is in this process.
 
 Covers: that server, when a model gets one, its worker's context; Keras' own `fit` and train
-function, which give a model with tables that is not distributed its server. `tfos.keras` imports
-this module with the layer, which hears nothing of a training: Keras asks only the model.
+function, which give an undistributed model with tables its server. `tfos.keras` imports this module
+with the layer, which is not notified of a training: Keras calls only the model.
 Does not: train (tfos.keras.fit.distribute, in mode sync with one worker).
 Threads: the server's own; it ends with the model and the layers that look rows up there.
 
-So a model is developed in a notebook with the numbers of a cluster of one worker. Everything but
-the transport is what a cluster runs.
+So a notebook computes the same numbers as a cluster of one worker. Everything but the transport is
+what a cluster runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class _NoReports:
-    """The reports of epochs and of what is fed, where there is no driver."""
+    """Reports of epochs and of fed rows when there is no driver."""
 
     def follow(self, feed: str) -> None:
         """Nobody asks."""
@@ -51,14 +51,14 @@ class _NoReports:
 
 
 class LocalServer:
-    """A parameter server in this process, and the one client of it.
+    """A parameter server in this process, and its only client.
 
     Args:
-        open_storage: opens a checkpoint directory.
+        open_storage: function that opens a checkpoint directory.
 
     Attributes:
-        client: of the server.
-        close: ends both, and with them the tables; so does the end of this object. Idempotent.
+        client: client of the server.
+        close: ends both, and so the tables; so does the end of this object. Idempotent.
     """
 
     def __init__(self, open_storage: OpenStorage = storage_at) -> None:
@@ -106,11 +106,11 @@ class LocalContext:
         self._server = LocalServer()
 
     def ps_client(self) -> Any:
-        """Return the one client."""
+        """Return the only client."""
         return self._server.client
 
     def save_now(self) -> str | None:
-        """Nothing is saved; see NodeContext.save_now."""
+        """Save nothing; see NodeContext.save_now."""
 
     def report_progress(
         self,
@@ -119,10 +119,10 @@ class LocalContext:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Nobody listens. Arguments as of NodeContext.report_progress."""
+        """Ignore the report. Arguments as for NodeContext.report_progress."""
 
     def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
-        """Nobody listens. Arguments as of NodeContext.report_numbers."""
+        """Ignore the report. Arguments as for NodeContext.report_numbers."""
 
     def close(self) -> None:
         """End the server, and with it the tables. Idempotent."""
@@ -135,13 +135,13 @@ def train_here(model: Any) -> Any:
     `fit` and `train_on_batch` call it for a model with Embeddings that is not distributed.
 
     Args:
-        model: compiled, not distributed.
+        model: the compiled, undistributed model.
 
     Returns:
         The same model object.
 
     Raises:
-        UnsupportedModel, UnsupportedOptimizer: what a cluster would refuse.
+        UnsupportedModel, UnsupportedOptimizer: a cluster would refuse the model.
     """
     context = LocalContext()
     sources = [(layer, layer.source) for layer in embeddings_in(model)]
@@ -164,20 +164,20 @@ def _is_untrained(model: Any) -> bool:
 
 
 def _fit_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' fit, which first gives a lone model's tables a place."""
+    """Return Keras' fit, which first gives the tables of an undistributed model a server."""
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.compiled and _is_untrained(self) and type(self).fit is fit:  # no fit of its own
             train_here(self)
-            return self.fit(*args, **kwargs)  # as each later one: it checks callbacks
+            return self.fit(*args, **kwargs)  # like each later call: it checks callbacks
         return original(self, *args, **kwargs)
 
     return fit
 
 
 def _training_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' make_train_function, which does so for all else that trains."""
+    """Return Keras' make_train_function, which does so for all other calls that train."""
 
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:

@@ -1,7 +1,7 @@
 """Metrics over all workers: an epoch's values from the workers' metric variables added up.
 
-AUC over all rows is no mean of the workers' AUCs. It follows from its variables, counts of rows,
-and those of all rows are the sum over the workers. Keras's own `result` makes the value of the sum.
+AUC over all rows is not the mean of the workers' AUCs. It follows from its variables, which count
+rows, and the sum over the workers counts all rows. Keras's own `result` computes the value.
 
 Covers: reading a model's metrics and variables, which of them may be added, adding, the values.
 Does not: exchange anything, average other logs (tfos.keras.fit.epoch_agreement).
@@ -21,11 +21,11 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from ps.protocol.messages import MAX_OPEN_BYTES
 
 MAX_STATE_BYTES = 256 << 10
-"""Of one worker's variables in an epoch, which every worker receives; AUC has 3,200."""
+"""Limit for one worker's variables in an epoch, which every worker receives; AUC has 3,200."""
 MAX_STATES_BYTES = MAX_OPEN_BYTES // 2
-"""Of all workers' variables: the other half of what a rendezvous may hold is for their logs."""
+"""Limit for all workers' variables; the other half of a rendezvous is for their logs."""
 ADDITIVE = "state_is_additive"
-"""Attribute by which a user's metric says that its variables may be added."""
+"""Attribute by which a user's metric declares that its variables may be added."""
 
 _KERAS = "keras.src.metrics."
 VALIDATION = "val_"
@@ -35,11 +35,11 @@ class MetricState(msgspec.Struct, frozen=True):
     """One metric of one worker."""
 
     name: str
-    """In the logs; the first of a metric with several values."""
+    """Name in the logs; the first one of a metric with several values."""
     variables: tuple[bytes, ...]
     """Bytes of each variable, in Keras's order."""
     is_shared: bool = False
-    """The rows are the same on all workers: the variables are to be averaged."""
+    """Whether the rows are the same on all workers, so that the variables are averaged."""
 
 
 class MetricStates(msgspec.Struct, frozen=True):
@@ -47,9 +47,9 @@ class MetricStates(msgspec.Struct, frozen=True):
 
     states: tuple[MetricState, ...] = ()
     others: dict[str, str] = {}
-    """Why metrics are in no state, by name."""
+    """Reasons why metrics are in no state, by name."""
     known: tuple[str, ...] = ()
-    """Metrics that this worker can tell the value of, given their states."""
+    """Metrics whose value this worker can compute, given their states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Measured:
 
     metric: Any
     values: Mapping[str, Any]
-    """By name in the logs, without `val_`."""
+    """Values by name in the logs, without `val_`."""
     variables: tuple[bytes, ...]
 
     @property
@@ -68,12 +68,12 @@ class Measured:
 
 
 def are_built(model: Any) -> bool:
-    """Whether the metrics have values. Keras builds the compiled ones with the first batch."""
+    """Return whether the metrics have values. The first batch builds the compiled ones."""
     return all(not isinstance(each, CompileMetrics) or each.built for each in model.metrics)
 
 
 def measure(model: Any) -> list[Measured]:
-    """Read the model's metrics as they are now; none before they are built."""
+    """Return the model's current metrics; none before they are built."""
     if not are_built(model):
         return []
     return [
@@ -84,7 +84,7 @@ def measure(model: Any) -> list[Measured]:
 
 
 def measured_rows(model: Any) -> int:
-    """Return the rows that Keras' own loss was measured on; 1: a step of the user's measures none.
+    """Return the rows that Keras' own loss was measured on; 1: the user's own step measures none.
 
     Args:
         model: compiled.
@@ -95,7 +95,7 @@ def measured_rows(model: Any) -> int:
 
 
 def _named(model: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each metric with its present values, by their names in the logs."""
+    """Yield each metric with its current values, by their names in the logs."""
     for metric in model.metrics:
         if not isinstance(metric, CompileMetrics):
             yield metric, _flat(metric.name, metric.result())
@@ -116,10 +116,10 @@ class EpochMetrics:
     """This worker's metrics of one epoch, and those of all workers.
 
     Args:
-        training: as they were at the end of training.
-        validation: at the end of validation; empty without.
-        is_shared: all workers validate the same rows.
-        num_workers: that report theirs.
+        training: metrics at the end of training.
+        validation: metrics at the end of validation; empty without it.
+        is_shared: whether all workers validate the same rows.
+        num_workers: number of workers that report theirs.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class EpochMetrics:
         """Return what the other workers need.
 
         Args:
-            logs: of the epoch. A metric whose value is not in there is left out: a `train_step` of
-                the user's returned something else by its name.
+            logs: logs of the epoch. A metric whose value they lack is left out: the user's own
+                `train_step` returned something else under its name.
         """
         states: list[MetricState] = []
         others: dict[str, str] = {}
@@ -154,8 +154,8 @@ class EpochMetrics:
                     others[name] = _unknown(each.metric)
                 elif num_bytes > room:
                     others[name] = (
-                        f"its variables, {num_bytes} bytes, and those of the metrics before are "
-                        f"more than {self._max_bytes} bytes"
+                        f"its variables, {num_bytes} bytes, and those of earlier metrics exceed "
+                        f"{self._max_bytes} bytes"
                     )
                 else:
                     room -= num_bytes
@@ -163,10 +163,10 @@ class EpochMetrics:
         return MetricStates(tuple(states), others, tuple(self._known))
 
     def values(self, reports: Iterable[MetricStates]) -> dict[str, Any]:
-        """Return the values over all workers that this worker can tell, by name in the logs.
+        """Return the values over all workers that this one can compute, by name in the logs.
 
         Args:
-            reports: of all workers, this one's too.
+            reports: reports of all workers, this one's too.
         """
         found: dict[str, Any] = {}
         for name, states in _exact(reports).items():
@@ -178,13 +178,13 @@ class EpochMetrics:
         return found
 
     def unshared(self, reports: Iterable[MetricStates]) -> dict[str, tuple[Any, Any]]:
-        """Return counts of validation that may be of other rows on each worker: mean and sum.
+        """Return mean and sum of validation counts that may cover different rows on each worker.
 
-        By name in the logs; none if all workers have measured the same. On parameters of different
-        moments they measure other values of the same rows: those counts are among them.
+        They are by name in the logs; none if all workers have measured the same. Workers whose
+        parameters differ in age measure different values on the same rows; these are included.
 
         Args:
-            reports: of all workers, this one's too.
+            reports: reports of all workers, this one's too.
         """
         shared: list[tuple[str, Measured, list[np.ndarray]]] = []
         for name, states in _exact(reports).items():
@@ -214,9 +214,9 @@ class EpochMetrics:
 
 
 def is_additive(metric: Any) -> bool:
-    """Whether the sum of two workers' variables is the state of both workers' rows.
+    """Return whether the sum of two workers' variables is the state of both workers' rows.
 
-    True for what Keras's own `update_state` writes. Another metric says so itself.
+    It is, if Keras's own `update_state` writes them. Other metrics declare it themselves.
     """
     said = getattr(metric, ADDITIVE, None)
     if said is not None:
@@ -225,7 +225,7 @@ def is_additive(metric: Any) -> bool:
 
 
 def all_know(reports: Iterable[MetricStates]) -> bool:
-    """Whether every worker can tell all values. One that never had a batch has no metrics yet."""
+    """Whether every worker can compute all values. Without a batch, a worker has no metrics yet."""
     reports = list(reports)
     needed = set(_exact(reports))
     return all(
@@ -243,8 +243,8 @@ def inexact(reports: Iterable[MetricStates]) -> dict[str, str]:
 def _unknown(metric: Any) -> str:
     kind = type(metric)
     return (
-        f"whether the variables of {kind.__module__}.{kind.__qualname__} of two workers may be "
-        f"added is unknown; if so, set {ADDITIVE} = True in the class"
+        f"it is unknown whether two workers' variables of {kind.__module__}.{kind.__qualname__} "
+        f"may be added; if they may, set {ADDITIVE} = True in the class"
     )
 
 
@@ -260,7 +260,7 @@ def _exact(reports: Iterable[MetricStates]) -> dict[str, list[MetricState]]:
 
 
 def _combined(metric: Any, states: Sequence[MetricState]) -> Any:
-    """Return the metric's value over all workers; None if a worker's variables have other sizes."""
+    """Return the metric's value over all workers; None if the variables' sizes differ."""
     workers = _by_worker(metric, states)
     if workers is None:
         return None
@@ -269,7 +269,7 @@ def _combined(metric: Any, states: Sequence[MetricState]) -> Any:
 
 
 def _by_worker(metric: Any, states: Sequence[MetricState]) -> list[np.ndarray] | None:
-    """Return each variable of all workers, [worker, ...]; None if a worker's have other sizes."""
+    """Return each variable of all workers, [worker, ...]; None if their sizes differ."""
     found = []
     for at, variable in enumerate(metric.variables):
         own = variable.numpy()
@@ -299,5 +299,5 @@ def _is_logged(value: Any, logged: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, or nested lists of numbers, which msgpack can carry."""
+    """Return a number, or nested lists of numbers, which msgpack can encode."""
     return np.asarray(value).astype(np.float64).tolist()

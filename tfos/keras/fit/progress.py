@@ -1,7 +1,7 @@
-"""Progress of a `fit`: the driver is told steps, rows, loss and epoch, and Keras' bar shows them.
+"""Progress of a `fit`: reports steps, rows, loss and epoch to the driver and in Keras' bar.
 
-Covers: ProgressReport, which a distributed `fit` adds by itself, and `ctx.callbacks()` for others;
-the bar of epochs whose number of steps is known at their end only.
+Covers: ProgressReport, which a distributed `fit` adds itself, and `ctx.callbacks()` for others; the
+bar of epochs whose number of steps is known only at their end.
 Does not: send (tfos.worker.process), measure (tfos.worker.reports.progress_meter), draw (Keras).
 Threads: the thread that runs `fit`.
 """
@@ -19,10 +19,10 @@ Logs = dict[str, Any] | None
 
 
 class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Reports after every batch: a short epoch ends before a timer would.
+    """Reports after every batch: a short epoch would end before a timer.
 
     Args:
-        ctx: of the worker.
+        ctx: context of the worker.
     """
 
     def __init__(self, ctx: WorkerContext) -> None:
@@ -78,7 +78,7 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 
 class EpochProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
-    """Forgets the number of steps of the epoch before, which Keras would show for this one."""
+    """Forgets the number of steps of the previous epoch, which Keras would show for this one."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin an epoch of unknown length.

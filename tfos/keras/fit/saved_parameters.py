@@ -1,6 +1,6 @@
-"""Parameters of a checkpoint in a plain model: dense values as its own, tables on a server here.
+"""Parameters of a checkpoint in a plain model: dense values in it, tables on a server here.
 
-Covers: reading the newest whole checkpoint of a training, whatever number of servers saved it.
+Covers: reading the newest whole checkpoint of a training, saved by any number of servers.
 Does not: train, write, or tell the training that it reads.
 Threads: the one that uses the model; the server has its own and ends with this object.
 """
@@ -24,19 +24,19 @@ from tfos.keras.step.attach import adopt_frozen, check_same
 from tfos.keras.step.tables import ServerRows
 
 FROZEN_TIMEOUT_S = 60.0
-"""For frozen weights, which the server in this process has."""
+"""Seconds to wait for frozen weights, which the server in this process has."""
 
 
 class SavedParameters:
     """Gives a model the parameters of one checkpoint after another.
 
     Args:
-        model: compiled and built, as the workers' model is; not distributed.
+        model: the model, compiled and built like the workers' model; not distributed.
         directory: path or URL where a cluster saves.
-        open_storage: opens it.
+        open_storage: function that opens it.
 
     Raises:
-        NotCompiled, UnsupportedModel, UnsupportedOptimizer: as ctx.distribute.
+        NotCompiled, UnsupportedModel, UnsupportedOptimizer: as for ctx.distribute.
         SettingsError: the model is not built.
     """
 
@@ -44,8 +44,8 @@ class SavedParameters:
         check_model(model)
         if not tensors.is_built(model):
             raise SettingsError(
-                f"the model {model.name!r} is not built, so nothing says which parameters it has: "
-                "give it an Input, or call model.build(input_shape) before"
+                f"the model {model.name!r} is not built, so its parameters are unknown; give it an "
+                "Input, or call model.build(input_shape) first"
             )
         self.model = model
         self.directory = directory
@@ -59,14 +59,14 @@ class SavedParameters:
         Raises:
             OSError: the directory cannot be read.
         """
-        return latest(self._open_storage(self.directory), is_told=False)  # `load` tells, once
+        return latest(self._open_storage(self.directory), is_told=False)  # `load` logs it once
 
     def load(self) -> int:
-        """Take the newest checkpoint that is whole; returns its step.
+        """Take the newest whole checkpoint; return its step.
 
         Raises:
             CheckpointError: there is none.
-            UnsupportedModel: it is of another model; the text says where they differ.
+            UnsupportedModel: it belongs to another model; the text says where they differ.
         """
         self.close()  # tables may take most of the memory: the older ones go first
         server = LocalServer(self._open_storage)
@@ -93,7 +93,7 @@ class SavedParameters:
         try:
             check_same(ours, saved)
         except UnsupportedModel as error:
-            raise UnsupportedModel(f"{what} is of another model: {error}") from None
+            raise UnsupportedModel(f"{what} belongs to another model: {error}") from None
         received = {
             group.name: np.empty(sum(group.sizes), group.dtype) for group in self._found.groups
         }

@@ -44,23 +44,22 @@ def export_with_tables(
     """Write a model and the rows of its tables.
 
     Args:
-        model: built; with Embeddings or without.
-        path: as of `tfos.keras.export.export`; with "beside" a directory or URL.
+        model: the built model, with or without Embeddings.
+        path: as for `tfos.keras.export.export`; with "beside" a directory or URL.
         ctx: the node's context.
-        tables: "inside": a plain model with the rows in it, for where tfos is not installed;
-            "beside": the dense model and the rows as Parquet, for `tfos.serving.load`. None:
-            "inside".
-        since: "beside": an earlier whole export; only rows that have changed are written.
-        limit_bytes: "inside": of one table's rows.
+        tables: "inside": a plain model with the rows in it, for hosts without tfos; "beside": the
+            dense model and the rows as Parquet, for `tfos.serving.load`. None: "inside".
+        since: with "beside", an earlier whole export; only rows that have changed are written.
+        limit_bytes: largest size of one table's rows, with "inside".
 
     Returns:
         The absolute path or URL.
 
     Raises:
-        SettingsError: arguments that do not fit the model, or a path that is refused.
+        SettingsError: the arguments do not fit the model, or the path is refused.
         UnsupportedModel: "inside" is not possible, or the program gave values to single variables;
             the text names the reason.
-        ExportError: as tfos.serving.
+        ExportError: as for tfos.serving.
         ServerPhaseError: servers were started again in each of several scans of a table.
         OSError: the disk or the file system failed.
     """
@@ -110,7 +109,7 @@ def _write_beside(
 
         def scan(name: str) -> Iterator[tuple[Array, Array]]:
             source: Any = layers[name].source
-            if hasattr(source, "client"):  # of a part of a distributed model: on servers
+            if hasattr(source, "client"):  # a part of a distributed model: its rows are on servers
                 return source.client.tables.scan(name)  # type: ignore[no-any-return]  # untyped
             found = source.dump(name, np.iinfo(np.int64).max)
             return iter(() if found is None else (found,))

@@ -22,7 +22,7 @@ def with_tables(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..
     """Return a model's `summary` that goes on with its tables.
 
     Args:
-        original: the model's own.
+        original: the model's own method.
         trainer: the model's.
     """
     signature = inspect.signature(original)
@@ -52,13 +52,13 @@ def _lines(trainer: PSTrainer) -> Iterator[str]:
 
 
 def _rows(trainer: PSTrainer) -> tuple[Counter[str], str]:
-    """Return the rows of each table, and what to say in their place if they are not known."""
+    """Return the rows of each table, and what to print if they are unknown."""
     counts: Counter[str] = Counter()
     if not trainer.attached:
         return counts, "no rows yet"
     try:
         servers = trainer.client.stats()
-    except PSError as error:  # a summary is worth having without this number
+    except PSError as error:  # a summary is useful without this number
         return counts, f"rows not known ({type(error).__name__})"
     for server in servers:
         counts.update({table.name: table.rows for table in server.tables})

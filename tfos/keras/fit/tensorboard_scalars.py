@@ -29,7 +29,7 @@ from tfos.keras.step.tables import IdCounts
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-"""Between two requests for the servers' counters."""
+"""Seconds between two requests for the servers' counters."""
 JOIN_S = 10.0
 """Seconds for the last request and its writing; a slower thread is abandoned."""
 
@@ -44,8 +44,8 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     """Writes the cluster's scalars while `fit` runs; for the chief.
 
     Args:
-        ctx: with a `cluster_log_dir`.
-        interval_s: between two points.
+        ctx: context with a `cluster_log_dir`.
+        interval_s: seconds between two points.
     """
 
     def __init__(self, ctx: ShownContext, interval_s: float = INTERVAL_S) -> None:
@@ -57,7 +57,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Start the thread."""
-        self.on_train_end()  # a fit that raised has called none
+        self.on_train_end()  # a fit that raised did not call it
         self._ending = threading.Event()
         trainer = self.model.__dict__.get("_tfos_trainer")
         # A model with tables that trains alone has a trainer, and a server within this process.
@@ -76,7 +76,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             thread.join(JOIN_S)
 
     def __del__(self) -> None:
-        self._ending.set()  # a fit that raised calls no on_train_end
+        self._ending.set()  # a fit that raised does not call on_train_end
 
 
 def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> None:
@@ -164,7 +164,7 @@ class _Recorder:
         if self._ctx.feed_channel is not None:
             for feed in self._ctx.feed_channel.feeds():
                 if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
-                    continue  # one that nobody feeds, as validation's often: charts of nothing
+                    continue  # a feed without rows, such as validation's: its charts would be empty
                 for field in _FEED_FIELDS:
                     yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
@@ -187,7 +187,7 @@ def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
     """Yield (name, value) of the ids that the chief's batches had since an earlier count.
 
     Args:
-        table: its name.
+        table: name of the table.
         new: the counts now.
         old: the earlier ones.
     """
@@ -200,10 +200,10 @@ def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
 
 
 def worker_rows(servers: Iterable[ServerStats]) -> Scalars:
-    """Yield (name, value) of the rows that each worker has trained, and of all together.
+    """Yield (name, value) of the rows that each worker, and all together, have trained.
 
     Args:
-        servers: their counters; the largest counts, as a push need not reach every server.
+        servers: counters of the servers; the largest counts, as a push need not reach every server.
     """
     rows: dict[int, int] = {}
     for stats in servers:
@@ -218,7 +218,7 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
     """Yield (name, value) of one server.
 
     Args:
-        stats: its counters now.
+        stats: the server's current counters.
         before: earlier counters; rates and means cover the time since then. None, or counters from
             before a restart: they cover the time since the start.
     """
@@ -267,7 +267,7 @@ def _staleness(new: ServerStats, old: ServerStats) -> Scalars:
 
 
 def _since(new: tuple[int, ...], old: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what a histogram has got since an earlier one, which may be empty."""
+    """Return what a histogram has gained since an earlier one, which may be empty."""
     before = old or (0,) * len(new)
     return tuple(after - count for after, count in zip(new, before, strict=True))
 

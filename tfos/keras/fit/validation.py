@@ -94,15 +94,15 @@ class ValidationPasses:
 
 
 def check(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that are incompatible with validation by a feed.
+    """Refuse arguments that are incompatible with validation from a feed.
 
     Raises:
-        SettingsError: names the argument.
+        SettingsError: the text names the argument.
     """
     if not isinstance(arguments.get("validation_data"), FeedDataset):
         return
     if arguments.get("steps_per_epoch") is not None:
         raise SettingsError(
-            "fit(steps_per_epoch=...) ends an epoch before the end of the fed one, and its "
-            "validation rows arrive after that end; drop steps_per_epoch, or validate with arrays"
+            "fit(steps_per_epoch=...) ends an epoch before the fed epoch ends, but its validation "
+            "rows arrive after that; drop steps_per_epoch, or validate with arrays"
         )

@@ -1,4 +1,4 @@
-"""Attaching a worker to the servers: they get or have its model, and its frozen weights are theirs.
+"""Attaching a worker to the servers: they get or have its model, it takes their frozen weights.
 
 Covers: the manifest that `ctx.distribute` asks for; seeding; the size of buckets; the comparison of
 two manifests and its sentences; taking over frozen weights; what each rank's layers draw.
@@ -26,9 +26,9 @@ from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
 ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
-"""For the chief to seed the servers: its imports, its data, its first batch, and then the wait for
-the servers' kernels. Also for the values themselves, to the servers and to all workers at once: 100
-GB take 85 s at 10 Gb/s, and a step never brings more."""
+"""Seconds for the chief to seed the servers: its imports, data and first batch, then the wait for
+the servers' kernels. They include sending the values to the servers and to all workers at once: 100
+GB take 85 s at 10 Gb/s, and a step never moves more."""
 _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
@@ -36,21 +36,22 @@ _SEED_STATE = "seed_generator_state"
 def attach(
     client: Any, model: Any, variables: Variables, settings: Settings, *, seeds: bool
 ) -> int | None:
-    """Bind a built model to the servers, and take over their frozen weights.
+    """Bind a built model to the servers, and take their frozen weights.
 
     Args:
         client: the process's PSClient.
-        model: compiled and built.
-        variables: its own.
-        settings: of `ctx.distribute`.
+        model: the compiled and built model.
+        variables: the model's variables.
+        settings: settings of `ctx.distribute`.
         seeds: whether this worker's values fill empty servers.
 
     Returns:
-        Of the worker that seeds, the updates that the servers' values had before; else None.
+        On the worker that seeds, the number of updates that the servers' values had before; else
+        None.
 
     Raises:
         UnsupportedModel: the servers hold another model, or the settings do not fit this one.
-        PSError: as PSClient.seed and PSClient.attach.
+        PSError: as for PSClient.seed and PSClient.attach.
     """
     manifest = distributed_manifest(variables, model.optimizer, settings)
     num_updates = None
@@ -68,12 +69,12 @@ def attach(
 
 
 def distributed_manifest(variables: Variables, optimizer: Any, settings: Settings) -> Manifest:
-    """Return what a model with these settings needs of the servers; bucket_bytes is open.
+    """Return what a model with these settings needs from the servers; bucket_bytes is open.
 
     Args:
         variables: the model's.
         optimizer: the model's.
-        settings: of `ctx.distribute`.
+        settings: settings of `ctx.distribute`.
 
     Raises:
         SettingsError, UnsupportedModel: the settings do not fit the model.
@@ -97,12 +98,12 @@ def adopt_frozen(
 
     Args:
         client: the process's PSClient.
-        manifest: of this model.
-        groups: its frozen groups.
-        timeout_s: for the chief to seed them, where the servers' checkpoint had none.
+        manifest: manifest of this model.
+        groups: the model's frozen groups.
+        timeout_s: seconds for the chief to seed them, if the servers' checkpoint had none.
 
     Raises:
-        PSError: as PSClient.pull_frozen.
+        PSError: as for PSClient.pull_frozen.
     """
     import tensorflow as tf
 
@@ -113,14 +114,14 @@ def adopt_frozen(
 
 
 def draw_apart(model: Any, rank: int) -> None:
-    """Let the layers of this rank draw other numbers than those of rank 0, which stay as they are.
+    """Make the layers of this rank draw other numbers than those of rank 0, which do not change.
 
-    A layer with a seed, or a program that sets one, has the same on all workers: each would drop
-    the same units of all rows that are trained at once.
+    A layer with a seed, or a program that sets one, has the same seed on all workers: each would
+    drop the same units in all rows that are trained at once.
 
     Args:
-        model: whose seed generators may have the same state on all ranks.
-        rank: from 0.
+        model: model whose seed generators may have the same state on all ranks.
+        rank: rank of this worker, from 0.
     """
     for variable in model.non_trainable_variables if rank else ():
         if variable.name == _SEED_STATE:
@@ -130,18 +131,18 @@ def draw_apart(model: Any, rank: int) -> None:
 
 
 def as_served(manifest: Manifest, client: Any) -> Manifest:
-    """Return the manifest with buckets, names and seeds of servers with parameters, or its own.
+    """Return the manifest with the buckets, names and seeds of filled servers, or its own.
 
-    Those that lack the seed of a lost chief have none: the next seed replaces it.
+    Servers that lack part of a lost chief's seed have none: the next seed replaces it.
 
     A restored checkpoint keeps its buckets, whatever the number of servers is now.
 
     Args:
-        manifest: of this model.
+        manifest: manifest of this model.
         client: the process's PSClient.
 
     Raises:
-        PSError: as PSClient.is_filled and PSClient.attach.
+        PSError: as for PSClient.is_filled and PSClient.attach.
     """
     if client.is_filled():
         servers = client.attach()
@@ -154,10 +155,10 @@ def as_served(manifest: Manifest, client: Any) -> Manifest:
 
 
 def _named_as(ours: GroupSpec, served: Sequence[GroupSpec]) -> GroupSpec:
-    """Return a group with the servers' names if only the layers around its own are named or not.
+    """Return a group with the servers' names if they differ only in the names of outer layers.
 
     Keras calls a weight `sequential/dense/kernel` in a model that code has built, and
-    `dense/kernel` in the same model once it is loaded from a file.
+    `dense/kernel` in the same model loaded from a file.
     """
     theirs = next((each for each in served if each.name == ours.name), ours)
     is_same = len(theirs.params) == len(ours.params) and all(
@@ -168,7 +169,7 @@ def _named_as(ours: GroupSpec, served: Sequence[GroupSpec]) -> GroupSpec:
 
 
 def _ends_alike(one: str, other: str) -> bool:
-    """Whether one path is the other's end, by whole parts."""
+    """Return whether one path ends with the other, by whole parts."""
     return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
 
 
@@ -185,7 +186,7 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
                 f"this worker distributes with {field}={getattr(ours, field)!r}, the parameter "
                 f"servers run {getattr(servers, field)!r}; use the same on every worker"
             )
-    if not servers.frozen_groups:  # they come with the chief's seed
+    if not servers.frozen_groups:  # the chief's seed brings them
         ours = ours.without_frozen()
     _check_same_tables(ours.with_seeds_of(servers), servers)
     mine = [_summary(group) for group in ours.groups]
@@ -197,7 +198,7 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
         )
         raise UnsupportedModel(
             "the parameter servers already hold another model: this worker has "
-            f"{differing[0]}, the servers have {differing[1]}; build and compile the same model on "
+            f"{differing[0]}, the servers have {differing[1]}. Build and compile the same model on "
             "every worker, one model per cluster"
         )
     for our, their in zip(ours.groups, servers.groups, strict=True):
@@ -213,8 +214,8 @@ def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
     if mine.keys() != theirs.keys():
         raise UnsupportedModel(
             f"this worker's model has the tables {sorted(mine)}, the parameter servers have "
-            f"{sorted(theirs)}; build the same model on every worker, and name the tables, since "
-            "Keras numbers layers anew in each process: Embedding(…, table='user')"
+            f"{sorted(theirs)}. Build the same model on every worker, and name the tables, because "
+            "each process numbers its layers: Embedding(…, table='user')"
         )
     for name, spec in mine.items():
         if differing := differences(spec, theirs[name], spec.__struct_fields__):

@@ -1,7 +1,7 @@
 """Beginning of a fit: what all workers must have in common, and which rows come first.
 
 Covers: the epochs that each worker asks for; the files that its training and validation data have
-found; the epoch of its data with which a worker goes on that was started again.
+found; the epoch of its data with which a restarted worker goes on.
 Does not: exchange it (tfos.keras.fit.epoch_agreement), cut shares of files (feeding.reading).
 Threads: the thread that runs `fit`.
 """
@@ -23,25 +23,25 @@ from tfos.keras.protocols import WorkerContext
 
 
 class DataState(msgspec.Struct, frozen=True):
-    """What one worker reads, and how far it is."""
+    """What one worker reads, and its progress."""
 
     files: FoundFiles | None = None
-    """Of the training data; None: they are no files."""
+    """Files of the training data; None: the data are not files."""
     epoch: int = 0
-    """Of the training data, that comes next."""
+    """Next epoch of the training data."""
     validation_epoch: int = 0
-    """Of the validation data, that comes next."""
+    """Next epoch of the validation data."""
     validation_files: FoundFiles | None = None
-    """Of the validation data; None: they are no files."""
+    """Files of the validation data; None: the data are not files."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """With what one worker begins a fit."""
+    """Epochs with which one worker begins a fit."""
 
     first: int
-    """The epoch that Keras begins with."""
+    """Epoch that Keras begins with."""
     end: int | None
-    """Behind its last epoch; None: a fit of the model's own decides."""
+    """Epoch after its last one; None: the model's own fit decides."""
     data: DataState = DataState()
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class FitData:
 
     Args:
         ctx: the worker's context.
-        arguments: of `fit`, by name.
+        arguments: arguments of `fit`, by name.
     """
 
     def __init__(self, ctx: WorkerContext, arguments: Mapping[str, Any]) -> None:
@@ -67,14 +67,14 @@ class FitData:
 
     @functools.cached_property
     def _found(self) -> tuple[FoundFiles | None, FoundFiles | None]:
-        """What the training and the validation data have found."""
+        """Files that the training and the validation data have found."""
         return _summary(self._trained), _summary(self._validated)
 
     def is_trained(self, epochs: int) -> bool:
-        """Return whether no epoch is left, as in a run that is resumed behind its last one.
+        """Return whether no epoch is left, as in a run that is resumed after its last one.
 
         Args:
-            epochs: of Keras' own fit.
+            epochs: epochs of Keras' own fit.
         """
         return self._first >= epochs > 0
 
@@ -83,7 +83,7 @@ class FitData:
         return Beginning(self._first, self._end, self._state(*self._found))
 
     def state(self) -> DataState:
-        """Return what a worker compares that joins later; it names no file."""
+        """Return what a worker that joins later compares; it names no files."""
         trained, validated = (
             files and msgspec.structs.replace(files, digests=b"") for files in self._found
         )
@@ -96,11 +96,11 @@ class FitData:
         return DataState(files, trained, validated, validation_files)
 
     def begin(self, told: Mapping[int, Beginning], number: int) -> None:
-        """Begin together with the others; a worker that was started again has their epochs of data.
+        """Begin together with the others; a restarted worker takes their epochs of data.
 
         Args:
-            told: by rank, with the own one.
-            number: of the fit, from 0.
+            told: beginnings of all workers by rank, this one included.
+            number: number of the fit, from 0.
 
         Raises:
             SettingsError: another worker asks for other epochs, or has found other files.
@@ -110,7 +110,7 @@ class FitData:
             if (each.first, each.end) != (own.first, own.end):
                 raise SettingsError(
                     f"fit number {number + 1}: worker {other} calls {each}, worker {rank} {own}. "
-                    "They would wait for each other at the ends of different epochs: pass the same "
+                    "They would wait for each other at the ends of different epochs. Pass the same "
                     "initial_epoch and epochs on every worker"
                 )
         states = {other: each.data for other, each in told.items()}
@@ -119,11 +119,11 @@ class FitData:
             self._go_on(max((each.epoch for each in states.values()), default=0), states)
 
     def join(self, told: Mapping[int, DataState], place: FitPlace) -> None:
-        """Go on with the epochs of the data that the others have next.
+        """Go on with the data epochs that come next for the others.
 
         Args:
-            told: by rank, of the others.
-            place: where they train.
+            told: states of the others by rank.
+            place: place where they train.
 
         Raises:
             SettingsError: another worker has found other files.
@@ -149,8 +149,8 @@ class FitData:
         if differs := difference(own.files, self._ctx.worker_rank, found):
             raise SettingsError(
                 f"{where}: {differs}. Each worker cuts its share from its own list, so rows would "
-                f"be {used} twice or never. Name the same files on every worker, which no longer "
-                "change"
+                f"be {used} twice or never. Name the same files on every worker, and do not change "
+                "them"
             )
 
     def _go_on(self, epoch: int, told: Mapping[int, DataState]) -> None:

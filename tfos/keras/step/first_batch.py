@@ -1,16 +1,16 @@
 """First batch: workers with an unbuilt model agree on the batch that all build it from.
 
-Covers: the rendezvous, at which points of an epoch this worker comes to it; without others, which
-rows of `evaluate` and `predict` can be looked at without taking them from their loop.
+Covers: the rendezvous, and when in an epoch this worker comes to it; without other workers, which
+rows of `evaluate` and `predict` can be inspected without taking them from their loop.
 Does not: build the model (tfos.keras.data.tensors), attach it (tfos.keras.step.trainer).
 Threads: the thread that runs the model's `fit`.
 
-Every unbuilt worker comes here once an epoch until anybody has had a batch: with its first batch,
+Every unbuilt worker comes here once an epoch until any worker has a batch: with its first batch,
 or without one at the end of an epoch that had none. So all build and attach at the same point, and
 the chief can seed even if it has no rows.
 
-The rendezvous are numbered, inside of `fit` and outside of it alike: a worker that was started
-again passes those that are over, takes the batch of the one that had any, or meets the others.
+The rendezvous are numbered, inside and outside of `fit` alike: a restarted worker passes those that
+are over, takes the batch of one that had any, or meets the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FirstBatch:
     """The agreement of one model's workers.
 
     Args:
-        workers: the others.
+        workers: the other workers.
     """
 
     def __init__(self, workers: OtherWorkers) -> None:
@@ -45,10 +45,10 @@ class FirstBatch:
         self._was_empty = False
 
     def agree(self, own: bytes) -> bytes | None:
-        """Return the description of the lowest rank's batch; None: no worker has had any.
+        """Return the description of the lowest rank's batch; None: no worker has one.
 
-        Answers without a batch and without this process's value are of a rendezvous that was over
-        before this worker was started again: the others meet it at a later one.
+        Answers without a batch and without this process's value come from a rendezvous that was
+        over before this worker restarted: the others meet it at a later one.
 
         Args:
             own: description of this worker's first batch, see tensors.describe.
@@ -63,7 +63,7 @@ class FirstBatch:
                 return found
 
     def agree_without(self) -> bytes | None:
-        """Come at the end of an epoch without a batch, once; returns as `agree`."""
+        """Come at the end of an epoch without a batch, once; return like `agree`."""
         if self._was_empty:
             return None
         self._was_empty = True
@@ -74,17 +74,17 @@ def first_rows(x: Any) -> Any:
     """Return a batch of nested tensors; None: there is none, or it would be lost to the loop.
 
     Args:
-        x: of `evaluate`, `predict`, `test_on_batch` or `predict_on_batch`; None: another call.
+        x: data of `evaluate`, `predict`, `test_on_batch` or `predict_on_batch`; None: another call.
     """
     if isinstance(x, BatchDataset):
         return x.next_tensors()
     import tensorflow as tf
 
-    if x is None or isinstance(x, Iterator | tf.data.Dataset):  # of one pass, perhaps
+    if x is None or isinstance(x, Iterator | tf.data.Dataset):  # it may allow one pass only
         return None
-    if isinstance(x, keras.utils.PyDataset):  # whose adapter would start workers
+    if isinstance(x, keras.utils.PyDataset):  # its adapter would start workers
         return tensors.to_tensors(x[0])
     try:
         return next(iter(get_data_adapter(x=x).get_tf_dataset()), None)
-    except ValueError:  # of what is no rows to Keras
+    except ValueError:  # Keras does not take it as rows
         return None

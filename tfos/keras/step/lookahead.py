@@ -1,4 +1,4 @@
-"""Lookahead: the next batches of an epoch, as far as they can be had before their turn.
+"""Lookahead: the next batches of an epoch, as far as they are available before their turn.
 
 Covers: reading ahead of an iterator that Keras gives, in the thread that trains.
 Does not: prepare batches (tfos.keras.step.tables), wait for a feed that is slow.
@@ -23,14 +23,14 @@ class TrainingData:
 
     values: Any
     rows: BatchRows | None = None
-    """What was prepared for it."""
+    """Rows that were prepared for the batch."""
 
 
 class Lookahead:
     """The batches of one iterator.
 
     Args:
-        iterator: that Keras hands to the train function.
+        iterator: iterator that Keras passes to the train function.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -52,14 +52,14 @@ class Lookahead:
         """Give back what was prepared for the batches that were read.
 
         Args:
-            drop: called with the rows of each.
+            drop: function called with the rows of each.
         """
         for each in self._read:
             if each.rows is not None:
                 drop(each.rows)
 
     def peek(self, place: int) -> TrainingData | None:
-        """Return the batch that comes `place` batches after the next one; None: not known now.
+        """Return the batch `place` batches after the next one; None: it is not known yet.
 
         An error of the iterator is raised when that batch is taken.
         """

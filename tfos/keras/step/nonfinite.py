@@ -22,13 +22,13 @@ def error_of(worst: str, *, num_rows: int, where: str) -> NonFiniteGradient:
     """Return the error of a step that is not sent.
 
     Args:
-        worst: as of `worst_value`.
+        worst: the result of `worst_value`.
         num_rows: rows of the step's batch.
-        where: worker and step.
+        where: text with the worker and the step.
     """
     return NonFiniteGradient(
         f"{worst} of a batch of {num_rows} rows are NaN or infinite ({where}); nothing was sent. "
-        'Lower the learning rate, clip, look at that batch, or distribute with on_nonfinite="skip"'
+        'Lower the learning rate, clip, check that batch, or distribute with on_nonfinite="skip"'
     )
 
 
@@ -39,9 +39,9 @@ def worst_value(
 
     Args:
         variables: the model's.
-        output: of a step that is not finite.
+        output: output of a step that is not finite.
         tables: the model's.
-        rows: of the step's batch; None: the model has no tables.
+        rows: rows of the step's batch; None: the model has no tables.
     """
     if rows is not None and (row := first_bad_row(rows, rows.arrays)):
         return f"{row}: the gradients"

@@ -66,7 +66,7 @@ def check(optimizer: Any) -> None:
     if inner.use_ema and batches_per_update(inner) > 1:
         raise UnsupportedOptimizer(
             f"{kind}(use_ema=True, gradient_accumulation_steps={batches_per_update(inner)}): Keras "
-            "moves the averages at every batch, while the servers see one push for all of them; "
+            "updates the averages at every batch, but the servers see one push for all of them; "
             "drop one of the two"
         )
     if inner.built and int(inner.iterations) > 0:
@@ -98,7 +98,7 @@ def give_slots(model: Any) -> None:
 
 
 def batches_per_update(optimizer: Any) -> int:
-    """Return after how many batches the optimizer updates; more than 1 if it accumulates."""
+    """Return the number of batches per update; more than 1 if the optimizer accumulates."""
     return unwrap(optimizer).gradient_accumulation_steps or 1
 
 
@@ -143,7 +143,7 @@ def _kind(inner: Any) -> type[manifest.RuleConfig]:
 
 
 def _own_settings(inner: Any) -> dict[str, Any]:
-    """Return the settings that the rule has and others do not; Keras calls them the same."""
+    """Return the settings that only this rule has; Keras uses the same names."""
     shared = set(manifest.Descent.__struct_fields__)
     return {
         field.name: type(field.default)(getattr(inner, field.name))

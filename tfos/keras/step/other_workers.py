@@ -1,6 +1,6 @@
-"""Other workers of a training: whether they wait for this one, and small values exchanged.
+"""Other workers of a training: whether they wait for this one, and the exchange of small values.
 
-Covers: membership of the barrier, from the attachment on; rendezvous, also before it.
+Covers: membership in the barrier, from the attachment on; rendezvous, also before it.
 Does not: decide when this worker leaves or joins (tfos.keras.fit), agree on anything itself.
 Threads: the thread that runs the model's `fit`.
 """
@@ -13,18 +13,18 @@ from typing import Any
 from tfos.keras.protocols import WorkerContext
 
 RENDEZVOUS_TIMEOUT_S = 86_400.0
-"""For the slowest worker's epoch. A worker that dies or finishes is not waited for."""
+"""Seconds for the slowest worker's epoch. A worker that dies or finishes is not waited for."""
 
 
 class Membership(enum.Enum):
     """Whether the others' steps wait for this worker's."""
 
     NONE = enum.auto()
-    """Never: it is not attached, or no step waits for any."""
+    """The others never wait: this worker is not attached, or no step waits for any."""
     MEMBER = enum.auto()
     """Yes."""
     LEFT = enum.auto()
-    """Not until it joins again."""
+    """The others do not wait until it joins again."""
 
 
 class OtherWorkers:
@@ -45,7 +45,7 @@ class OtherWorkers:
         self._membership = Membership.MEMBER
 
     def join(self) -> None:
-        """Be waited for by the others' steps again."""
+        """Make the others' steps wait for this worker again."""
         if self._membership is Membership.LEFT:
             self._client.join()
             self._membership = Membership.MEMBER
@@ -57,11 +57,11 @@ class OtherWorkers:
             self._membership = Membership.LEFT
 
     def rendezvous(self, key: str, value: bytes) -> dict[int, bytes]:
-        """Exchange small values with all workers that are not done; returns them by rank.
+        """Exchange small values with all workers that are not done; return them by rank.
 
         Args:
             key: name of the rendezvous.
-            value: at most 1 MiB.
+            value: value of at most 1 MiB.
         """
         if self._ctx.num_workers == 1:
             return {self._ctx.worker_rank: value}

@@ -28,9 +28,10 @@ class Settings:
     consistency: Consistency = "async"
     reduction: Literal["mean", "sum"] = "mean"
     staleness_bound: int | None = None
-    """None unless ssp or hybrid."""
+    """Bound in steps (ssp) or batches (hybrid); None in other modes."""
     staleness_aware: bool | None = None
-    """None: where gradients can be stale and the optimizer's rate does not fall by itself."""
+    """Whether staleness divides the rate; None: if gradients can be stale and Adagrad's or Ftrl's
+    own damping does not apply."""
     on_nonfinite: Literal["error", "skip"] = "error"
     pipeline: int | None = None
     """Number of steps that are computed while a push is in flight."""
@@ -67,7 +68,7 @@ class Settings:
         """Return the manifest's staleness bound; 0 in modes that have none.
 
         Args:
-            batches_per_push: of gradient accumulation; 1 without.
+            batches_per_push: batches that gradient accumulation sums for a push; 1 without it.
 
         Raises:
             SettingsError: hybrid with fewer batches under way than a push needs.
@@ -77,18 +78,18 @@ class Settings:
         bound = batches_per_push if self.staleness_bound is None else self.staleness_bound
         if bound < batches_per_push:
             raise SettingsError(
-                f"staleness_bound={bound} of hybrid lets a worker have {bound} batches of rows "
-                f"under way, and gradient_accumulation_steps={batches_per_push} needs as many for "
-                "one push; raise the bound, or leave it out"
+                f"staleness_bound={bound} lets a hybrid worker have {bound} batches of rows in "
+                f"progress, but gradient_accumulation_steps={batches_per_push} needs that many "
+                "for one push; raise the bound, or leave it out"
             )
         return bound
 
     def pushes_in_flight(self, *, has_tables: bool, damps_itself: bool) -> int:
-        """Return how many pushes `fit` lets be in flight while it computes.
+        """Return the number of pushes that may be in flight while `fit` computes.
 
         Args:
             has_tables: whether the model has rows to wait for.
-            damps_itself: as of `divides_by_staleness`; other rules pay for older gradients.
+            damps_itself: as for `divides_by_staleness`; other rules pay for older gradients.
         """
         if self.pipeline is not None:
             return self.pipeline
@@ -100,12 +101,12 @@ class Settings:
             if bound is not None and (type(bound) is not int or not 1 <= bound <= MAX_PERMITS):
                 raise SettingsError(
                     f"staleness_bound of hybrid is the number of batches of rows that a worker has "
-                    f"under way, an int from 1 to {MAX_PERMITS}, got {bound!r}"
+                    f"in progress, an int from 1 to {MAX_PERMITS}, got {bound!r}"
                 )
         elif (self.consistency == "ssp") != (bound is not None):
             raise SettingsError(
                 f"consistency={self.consistency!r} with staleness_bound={bound}: ssp needs the "
-                "bound, hybrid may have one, no other mode has one; write consistency='ssp', "
+                "bound, hybrid may have one, other modes have none; write consistency='ssp', "
                 "staleness_bound=4"
             )
         if bound is not None and (type(bound) is not int or bound < 0):

@@ -14,7 +14,7 @@ PARTS = ("compute", "feed", "lookup", "pull", "push")
 
 
 class StepClock:
-    """Adds up what each part has taken since the start. Parts are not nested."""
+    """Adds up the time of each part since the start. Parts are not nested."""
 
     def __init__(self) -> None:
         self._spent_s = dict.fromkeys(PARTS, 0.0)

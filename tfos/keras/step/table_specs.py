@@ -35,18 +35,18 @@ def embeddings_of(model: Any) -> tuple[Embedding, ...]:
         settings = other.settings
         if differing := differences(settings, layer.settings, settings.field_names):
             raise UnsupportedModel(
-                f"the layers {other.name!r} and {layer.name!r} share the table {layer.table!r} and "
-                f"differ in {differing}; give both the same settings, or another table"
+                f"the layers {other.name!r} and {layer.name!r} share the table {layer.table!r} but "
+                f"differ in {differing}; give both the same settings, or different tables"
             )
     return found
 
 
 @contextmanager
 def naming_layers(layers: Sequence[Embedding]) -> Iterator[None]:
-    """Add to what servers refuse of a table which layers of the model it belongs to.
+    """Add the names of the model's layers to what servers refuse about a table.
 
     Raises:
-        PushError: of the same class, with a longer message.
+        PushError: an error of the same class, with a longer message.
     """
     try:
         yield
@@ -61,8 +61,8 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
     """Return the manifest's entry of each table, by name.
 
     Args:
-        layers: of one model.
-        optimizer: the model's; its rule is that of tables without one of their own.
+        layers: layers of one model.
+        optimizer: the model's optimizer; tables without a rule of their own use its rule.
 
     Raises:
         UnsupportedModel: the optimizer has a setting that rows of a batch alone cannot follow.
@@ -81,7 +81,7 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
 
 
 def _id_source(table: str, layers: Sequence[Embedding]) -> str:
-    """Return what the ids of a table are made of; "any" where its layers differ or do not know."""
+    """Return what the ids of a table are made of; "any" if its layers differ or do not know."""
     found = {layer.takes_text for layer in layers if layer.table == table}
     if len(found) > 1 or None in found:
         return "any"
@@ -109,8 +109,8 @@ def _has_decay(table: str, layers: Sequence[Embedding], inner: Any) -> bool:
     if len(set(found.values())) > 1:
         excluded = [name for name, decays in found.items() if not decays]
         raise UnsupportedModel(
-            f"the layers {sorted(found)} share the table {table!r}, and exclude_from_weight_decay "
-            f"names the weights of {excluded} alone; exclude all of them, or give them tables of "
+            f"the layers {sorted(found)} share the table {table!r}, but exclude_from_weight_decay "
+            f"names only the weights of {excluded}; exclude all of them, or give them tables of "
             "their own"
         )
     return all(found.values())
@@ -121,13 +121,13 @@ def _check_lazy(optimizer: Any) -> None:
     kind = type(inner).__name__
     if inner.global_clipnorm:
         raise UnsupportedModel(
-            f"{kind}(global_clipnorm={inner.global_clipnorm}) needs the norm over all gradients, "
-            "and rows of tables are clipped by themselves; use clipnorm, which for a table is the "
+            f"{kind}(global_clipnorm={inner.global_clipnorm}) needs the norm of all gradients, "
+            "but rows of tables are clipped on their own. Use clipnorm, which for a table is the "
             "norm of its rows' gradients in a batch, or give each Embedding a rule of its own"
         )
     if inner.use_ema:
         raise UnsupportedModel(
-            f"{kind}(use_ema=True) moves the averages of all rows at every step, and a table "
-            "updates the rows of a batch alone; drop use_ema, or give each Embedding a rule of "
+            f"{kind}(use_ema=True) updates the averages of all rows at every step, but a table "
+            "updates only the rows of a batch; drop use_ema, or give each Embedding a rule of "
             "its own"
         )

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TableArrays = dict[str, tuple["RoutedIds", Array]]
-"""By table: distinct keys, and their rows or gradients [distinct, dim]."""
+"""Distinct keys, and their rows or gradients [distinct, dim], by table."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdCounts:
-    """Ids of one table in the batches of this worker, without padding."""
+    """Number of ids of one table in this worker's batches, without padding."""
 
     batches: int = 0
     ids: int = 0
     distinct: int = 0
-    """Summed over the batches."""
+    """Number of distinct ids per batch, summed over the batches."""
 
     def with_batch(self, ids: RoutedIds) -> IdCounts:
         """Return the counts with one more batch."""
@@ -55,13 +55,13 @@ class TableTraining:
 
     Args:
         layers: the model's Embeddings.
-        step: its compiled step.
-        source: of the rows; it has the client.
-        jit_compile: whether the step is compiled by XLA.
-        batches_per_push: of gradient accumulation; 1 without.
+        step: the model's compiled step.
+        source: source of the rows; it has the client.
+        jit_compile: whether XLA compiles the step.
+        batches_per_push: batches that gradient accumulation sums for a push; 1 without it.
 
     Attributes:
-        id_counts: by table, of the batches so far; each value is replaced, not changed.
+        id_counts: counts of the batches so far, by table; each value is replaced, not changed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TableTraining:
         """Return the rows of a batch whose turn has come; None: the model has no tables.
 
         Raises:
-            UnsupportedModel: as check_rows.
+            UnsupportedModel: as for `check_rows`.
         """
         self.check_rows()
         rows = self._prepared(batch)
@@ -105,36 +105,37 @@ class TableTraining:
         return rows
 
     def check_rows(self) -> None:
-        """Refuse tables whose layers look their rows up at another model's since.
+        """Refuse tables whose layers now look their rows up in another model's.
 
         Raises:
-            UnsupportedModel: names a layer, and the way to go on with its rows.
+            UnsupportedModel: the text names a layer, and how to go on with its rows.
         """
         if (layer := self.given_away()) is not None:
             raise UnsupportedModel(
                 f"another model with the layer {layer.name!r} was fit since this one's last "
-                f"step, and its rows went there; the table {layer.table!r} of this model has "
-                "those of before. Build and compile this model anew from the same layers: "
-                "keras.Model(model.inputs, model.outputs); its fit begins with the layer's rows"
+                f"step, and its rows went there; the table {layer.table!r} of this model still "
+                "has the rows it had before that fit. Rebuild and compile this model from the "
+                "same layers: keras.Model(model.inputs, model.outputs); its fit begins with the "
+                "layer's rows"
             )
 
     def given_away(self) -> Embedding | None:
-        """Return a layer that looks its rows up at another model's since; None: there is none."""
+        """Return a layer that now looks its rows up in another model's; None: there is none."""
         return next((each for each in self._layers if each.source is not self._source), None)
 
     def ahead(self, batches: Lookahead, place: int) -> BatchRows | None:
-        """Return the rows to ask for with a push: those of a later batch, if it is known by now.
+        """Return the rows to ask for with a push: those of a later batch, if it is already known.
 
         Args:
-            batches: of the running epoch.
-            place: how many batches come before it.
+            batches: batches of the running epoch.
+            place: number of batches that come before it.
         """
         if self._planner is None:
             return None
         batch = batches.peek(place)
         try:
             rows = None if batch is None else self._prepared(batch)
-        except Exception:  # noqa: BLE001 - it ends that batch's step, and not this one's
+        except Exception:  # noqa: BLE001 - it ends that batch's step, not this one's
             return None
         return None if rows is None or rows.is_filled else rows
 
@@ -142,11 +143,11 @@ class TableTraining:
         """Return what a complete step pushes, with the batches that were accumulated before it.
 
         Args:
-            rows: of the step's batch; None: it has none.
-            output: the step's, with the gradients of its rows.
+            rows: rows of the step's batch; None: it has none.
+            output: the step's output, with the gradients of its rows.
 
         Returns:
-            By table: distinct ids and their summed gradients [num_unique, dim].
+            Distinct ids and their summed gradients [num_unique, dim], by table.
         """
         self.keep(rows, output)
         parts, self._waiting = self._waiting, []
@@ -158,12 +159,12 @@ class TableTraining:
         return {name: self._mean(self._planner, name, parts) for name in names}
 
     def keep(self, rows: BatchRows | None, output: StepOutput) -> None:
-        """Add a step's gradients to those that the next push brings. Arguments as of gradients."""
+        """Add a step's gradients to those of the next push. Arguments as for `gradients`."""
         if rows is not None:
             self._waiting.append(self.sums(rows, output))
 
     def sums(self, rows: BatchRows, output: StepOutput) -> TableArrays:
-        """Return the sums of a step's gradients by distinct key. Arguments as of gradients."""
+        """Return the sums of a step's gradients by distinct key. Arguments as for `gradients`."""
         if self._planner is None:
             return {}
         of_layers = zip(self._step.trained_layers, output.row_gradients, strict=True)
@@ -175,7 +176,7 @@ class TableTraining:
             self._client.tables.give_up(rows.routed)
 
     def set_back(self, rows: BatchRows) -> None:
-        """Let the rows of a batch, for which no push is in flight, be looked up again."""
+        """Mark the rows of a batch without a push in flight to be looked up again."""
         self.drop(rows)
         rows.is_asked_for = rows.is_filled = False
 
@@ -216,7 +217,7 @@ def _wrong_dtypes(data: Any, layers: Sequence[str]) -> UnsupportedModel:
     return UnsupportedModel(
         f"a feature has strings where the model's input has numbers, or numbers where it has "
         f"strings, so the layers {sorted(set(layers))} have no ids. The batch (x, y, weight) has "
-        f"the dtypes {dtypes}; convert the feature, or declare its input as what it is: "
+        f"the dtypes {dtypes}. Convert the feature, or declare its input as what it is: "
         "keras.Input(shape, dtype='string') or dtype='int64'"
     )
 
@@ -226,10 +227,10 @@ class ServerRows:
 
     Args:
         client: the process's PSClient, attached.
-        owner: ends the servers once nobody has it, as those of this process.
+        owner: object whose end also ends the servers, if they are in this process.
 
     Attributes:
-        client: as given.
+        client: the client that was given.
         is_in_batch: whether the running step has rows that were asked for ahead. In hybrid, lookups
             inside the step then belong to that batch, and take no permit of their own.
     """
@@ -262,7 +263,7 @@ class ServerRows:
         if not parts:
             return np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)
         keys = np.concatenate([ids for ids, _ in parts])
-        # An id may come twice where rows are evicted meanwhile: the later one is newer.
+        # An id may come twice if rows are evicted meanwhile: the later one is newer.
         unique, last = np.unique(keys[::-1], return_index=True)
         found = np.concatenate([rows for _, rows in parts])[::-1][last]
         return unique, np.ascontiguousarray(found)

@@ -1,6 +1,6 @@
-"""Training of one model against the parameter servers: which part of a step comes after which.
+"""Training of one model against the parameter servers: the order of the parts of a step.
 
-Covers: the order of a step (rows, compute, send or refuse), when the model attaches, what waits for
+Covers: the parts of a step (rows, compute, send or refuse), when the model attaches, what waits for
 pushes in flight, the batches that are prepared ahead.
 Does not: compute (tfos.keras.step.gradients), send or receive (tfos.keras.step.exchange), hook into
 Keras (tfos.keras.fit), report times (tfos.keras.fit.callbacks).
@@ -45,15 +45,16 @@ from tfos.keras.step.tables import IdCounts, ServerRows, TableArrays, TableTrain
 logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
-"""Sync, ssp: for the slowest worker's next batch; as long as a feed may stand still."""
+"""Seconds for the slowest worker's next batch (sync, ssp); as long as a feed may pause."""
 CHECKED_CALLS = 2
-"""Enough for what is done before each step; a check reads every variable."""
+"""Number of calls that are checked. It covers what happens before each step; a check reads every
+variable."""
 _WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedModel:
-    """What a model has once its parameters live on the servers."""
+    """Parts of a model whose parameters live on the servers."""
 
     variables: variables.Variables
     step: GradientStep
@@ -62,26 +63,26 @@ class AttachedModel:
 
 
 class PSTrainer:
-    """Runs one model's steps and keeps its variables and the servers' parameters together.
+    """Runs one model's steps and keeps its variables equal to the servers' parameters.
 
     Args:
-        model: compiled; it attaches once it is built.
+        model: the compiled model; it attaches once it is built.
         ctx: the worker's context.
-        settings: of `ctx.distribute`.
+        settings: settings of `ctx.distribute`.
 
     Attributes:
-        skipped_steps: steps whose gradient was not finite and was not sent.
+        skipped_steps: number of steps whose gradient was not finite and was not sent.
         assigned: whether this chief has put values of its own on the servers, and the other workers
             do not know it yet.
-        awaits_callbacks: a `fit` was called, and its callbacks do not know yet that it begins.
-        is_between_epochs: nobody trains, and the variables are the servers' newest or what
-            callbacks have made of them, which is not to be overwritten.
-        has_left_fit: whether the last `fit` was broken off.
-        begin_validation: what the running `fit` does before it validates.
-        times: where this worker's time goes.
-        positions: notes of the data positions.
-        workers: the others.
-        first_batch: what an unbuilt model is built from.
+        awaits_callbacks: whether a `fit` was called whose callbacks do not know yet that it begins.
+        is_between_epochs: whether nobody trains, and the variables are the servers' newest or what
+            callbacks have made of them, which must not be overwritten.
+        has_left_fit: whether the last `fit` was aborted.
+        begin_validation: function that the running `fit` calls before it validates.
+        times: clock of the parts of this worker's steps.
+        positions: record of the data positions.
+        workers: the other workers.
+        first_batch: agreement on the batch from which an unbuilt model is built.
     """
 
     def __init__(self, model: Any, ctx: WorkerContext, settings: Settings) -> None:
@@ -102,19 +103,19 @@ class PSTrainer:
         self.workers = OtherWorkers(self.client, ctx)
         self.first_batch = FirstBatch(self.workers)
         self._awaits_batch = not tensors.is_built(model)
-        """Whether the workers have yet to agree on a batch to build it from. One that has taken
-        trained values before still comes there: the others wait for it."""
+        """Whether the workers have yet to agree on a batch to build the model from. A worker that
+        has already taken trained values still comes there: the others wait for it."""
         self._attached: AttachedModel | None = None
         self._batches: Lookahead | None = None
         self._most_in_flight = 0
         self._fitting_thread: int | None = None
         self._is_behind = False
-        """Whether a step or a fit was broken off, so that the servers may have newer values."""
+        """Whether a step or a fit was aborted, so that the servers may have newer values."""
         self._updates_found = 0
-        """That the servers' values had before this process came; 0 once an epoch has ended here."""
+        """Number of the servers' updates before this process; 0 once an epoch has ended here."""
         self._has_told_kept = False
         self._checked_calls = 0
-        """Calls that train, of this epoch or behind a fit, before which values were compared."""
+        """Number of training calls in this epoch, or after a fit, that compared values first."""
 
     @property
     def is_local(self) -> bool:
@@ -128,28 +129,29 @@ class PSTrainer:
 
     @property
     def has_trained_rows(self) -> bool:
-        """Whether this worker has trained rows of tables, which no value of the model holds."""
+        """Whether this worker has trained rows of tables, which no variable of the model holds."""
         return self.steps > 0 and any(e.trainable for e in table_specs.embeddings_of(self.model))
 
     @property
     def was_trained_before(self) -> bool:
         """Whether the servers' values come from steps before this process, which has done none.
 
-        A program that is run again begins as it did the first time, with the weights of then.
+        A program that runs again begins as it did the first time, with the same weights.
         """
         return self._updates_found > 0 and self.steps == 0
 
     @property
     def pipeline(self) -> int:
-        """Pushes that are in flight while `fit` computes."""
+        """Number of pushes in flight while `fit` computes."""
         return self.settings.pushes_in_flight(
             has_tables=self.has_tables, damps_itself=optimizers.damps_itself(self.optimizer)
         )
 
     def batches_under_way(self) -> int:
-        """Return how many of the last batches the servers may lack the gradients of.
+        """Return for how many of the last batches the servers may lack the gradients.
 
-        Of pushes in flight, and of a sum that is not complete; skipped ones among and behind them.
+        These are batches of pushes in flight and of an incomplete sum, with skipped ones among and
+        after them.
         """
         return 0 if self._attached is None else self._attached.exchange.batches_under_way
 
@@ -165,29 +167,29 @@ class PSTrainer:
 
     @property
     def fits_elsewhere(self) -> bool:
-        """Whether another thread runs `fit`, which keeps the variables new."""
+        """Whether another thread runs `fit`, which keeps the variables up to date."""
         return self._fitting_thread not in (None, threading.get_ident())
 
     # -- how far it is
 
     @property
     def attached(self) -> bool:
-        """Whether the parameters live on the servers by now."""
+        """Whether the parameters already live on the servers."""
         return self._attached is not None
 
     @property
     def steps(self) -> int:
-        """Pushes of this worker that the servers have acknowledged."""
+        """Number of this worker's pushes that the servers have acknowledged."""
         return 0 if self._attached is None else self._attached.exchange.steps
 
     @property
     def rows(self) -> int:
-        """Rows in those pushes, and in batches that are only accumulated so far."""
+        """Number of rows in those pushes, and in batches that are only accumulated so far."""
         return 0 if self._attached is None else self._attached.exchange.rows
 
     @property
     def clock(self) -> int:
-        """Updates of the servers that the local variables contain."""
+        """Number of the servers' updates that the local variables contain."""
         return 0 if self._attached is None else self._attached.exchange.clock
 
     @property
@@ -197,7 +199,7 @@ class PSTrainer:
 
     @property
     def id_counts(self) -> dict[str, IdCounts]:
-        """By table the ids of this worker's batches so far; any thread may read it."""
+        """Counts of the ids in this worker's batches so far, by table; any thread may read them."""
         return {} if self._attached is None else self._attached.tables.id_counts.copy()
 
     # -- beginning
@@ -233,17 +235,17 @@ class PSTrainer:
         )
         self._attached = AttachedModel(found, step, tables, exchange)
         self.pull(attach.ATTACH_TIMEOUT_S)  # all workers do so now, from the same servers
-        # Others may push while the chief attaches, which is no reason to drop its first values.
+        # Others may push while the chief attaches; that is no reason to drop its first values.
         self._updates_found = self.clock if before is None else before
 
     def attach_if_filled(self, x: Any = None) -> bool:
-        """Attach a model that no batch has attached here, if the servers were filled before.
+        """Attach a model that no batch has attached here, if the servers are already filled.
 
         Args:
-            x: rows to build it from, if that has to be; see first_batch.first_rows.
+            x: rows to build it from, if necessary; see first_batch.first_rows.
 
         Returns:
-            False: the servers have values, and the model has no variables for them.
+            False if the servers have values but the model has no variables for them.
         """
         if self.attached or not self.client.is_filled():
             return True
@@ -272,14 +274,14 @@ class PSTrainer:
         if self.model.optimizer is not self.optimizer:
             raise UnsupportedModel(
                 f"the model was compiled again after {since}, so its optimizer is not the one "
-                "whose rule the parameter servers run; compile once, before it. "
+                "whose rule the parameter servers run. Compile once, before that. "
                 "model.optimizer.learning_rate may be assigned at any time"
             )
         if any(map(operator.is_not, _compiled(self.model), self._compiled)):
             place = "as a new model" if self.is_local else "in a cluster of its own"
             raise UnsupportedModel(
-                f"the model was compiled again after {since}, and its step has the loss and the "
-                f"metrics of before; compile once, before it. Train with another loss {place}, "
+                f"the model was compiled again after {since}, but its step still has the previous "
+                f"loss and metrics. Compile once, before that. Train with another loss {place}, "
                 "which may begin with this model's saved weights"
             )
         if self._attached is not None:
@@ -295,7 +297,7 @@ class PSTrainer:
 
     @contextlib.contextmanager
     def apart_from_fit(self) -> Iterator[None]:
-        """Train batches of another iterator than that of a running `fit`, which keeps its own.
+        """Train batches of an iterator other than that of a running `fit`, which keeps its own.
 
         Rows that were asked for ahead are asked for again: the block changes them.
         """
@@ -311,15 +313,15 @@ class PSTrainer:
             self.awaits_callbacks = awaits
 
     def train(self, batch: TrainingData, batches: Lookahead) -> Any:
-        """Run one step on a batch and exchange its result; returns the step's logs.
+        """Run one step on a batch and exchange its result; return the step's logs.
 
         Args:
-            batch: taken from `batches`.
-            batches: those after it; rows of tables are asked for early.
+            batch: batch taken from `batches`.
+            batches: batches after it, whose table rows are requested early.
 
         Raises:
             NonFiniteGradient: with on_nonfinite="error"; nothing was sent.
-            PSError: this step's push, or with a pipeline one of the steps before, failed.
+            PSError: the push of this step, or with a pipeline that of an earlier one, failed.
         """
         try:
             return self._train(batch, batches)
@@ -331,12 +333,12 @@ class PSTrainer:
     def check_first_calls(self) -> None:
         """Refuse values that a callback, or the program, gave to single variables.
 
-        Before two calls of an epoch, the first ones where the values to compare with are there, and
-        behind a fit: what is done at each step is seen by then, and later calls cost nothing.
+        It checks before the first two calls of an epoch for which the values to compare with exist,
+        and after a fit. That is enough to see what is done at each step; later calls cost nothing.
 
         Raises:
-            UnsupportedModel: names a variable, and the way that reaches the servers; or the rows of
-                an Embedding are another model's now.
+            UnsupportedModel: the text names a variable, and how to reach the servers; or the rows
+                of an Embedding are another model's now.
         """
         if self._checked_calls < CHECKED_CALLS and self._attached is not None:
             self._attached.tables.check_rows()  # of a model that shares both, it names the layer
@@ -396,7 +398,7 @@ class PSTrainer:
     def _refuse(
         self, attached: AttachedModel, output: StepOutput, num_rows: int, rows: BatchRows | None
     ) -> None:
-        """Handle a step whose gradient is not finite; nothing of it is sent."""
+        """Handle a step whose gradient is not finite; none of it is sent."""
         step, tables = attached.step, attached.tables
         if self.settings.on_nonfinite == "error" and not step.skips_nonfinite:
             worst = nonfinite.worst_value(attached.variables, output, tables, rows)
@@ -410,7 +412,7 @@ class PSTrainer:
 
     @contextlib.contextmanager
     def pipelining(self) -> Iterator[None]:
-        """Let pushes be in flight, as `distribute` was asked; none is when the block has ended."""
+        """Allow the pushes in flight that `distribute` was given; none is left after the block."""
         self._most_in_flight = self.pipeline
         self._fitting_thread = threading.get_ident()
         self.awaits_callbacks = True
@@ -418,8 +420,8 @@ class PSTrainer:
             yield
             self.drain()
         except BaseException:
-            self._is_behind = True  # pushes may have been acknowledged whose values nobody took
-            with contextlib.suppress(Exception):  # what ended the block is the news
+            self._is_behind = True  # nobody took the values of pushes that may be acknowledged
+            with contextlib.suppress(Exception):  # the error that ended the block matters
                 self.drain()
             raise
         finally:
@@ -431,7 +433,7 @@ class PSTrainer:
             self._fitting_thread = None
 
     def _forget_batches(self, running: TrainingData | None = None) -> None:
-        """Give up what was prepared for batches that will not be trained now, or not at all."""
+        """Give up what was prepared for batches that will be trained later, or not at all."""
         batches, self._batches = self._batches, None
         if self._attached is not None:
             drop = self._attached.tables.drop
@@ -441,7 +443,7 @@ class PSTrainer:
                 batches.set_back(drop)
 
     def end_fit(self) -> None:
-        """Forget what the `fit` that has ended, in whatever way, made known."""
+        """Forget the state of the `fit` that has ended, however it ended."""
         self.is_between_epochs = False
         self._checked_calls = 0
         self.positions.forget()
@@ -460,7 +462,7 @@ class PSTrainer:
         Rows that were asked for ahead are asked for again.
 
         Args:
-            timeout_s: for the values to come; None: the client's.
+            timeout_s: seconds to wait for the values; None: the client's timeout.
         """
         self.attach_if_filled()
         if self._attached is not None:
@@ -469,8 +471,8 @@ class PSTrainer:
                 self._batches.set_back(self._attached.tables.set_back)
             if self._is_behind and (path := self._attached.exchange.changed_here()):
                 logger.warning(
-                    "the training before was broken off, so the model takes the servers' values; "
-                    "%r had other values here, which are gone. Call set_weights or load_weights of "
+                    "the previous training was aborted, so the model takes the servers' values; "
+                    "the values that %r had here are lost. Call set_weights or load_weights of "
                     "the whole model now to put values on the servers",
                     path,
                 )
@@ -481,13 +483,13 @@ class PSTrainer:
         """Pull, unless the variables are the servers' newest or another thread's fit has them.
 
         Args:
-            is_checked: whether values that the program gave to single variables are refused; those
-                that another model with the same layers has trained are in any case.
-            x: rows to build the model from, as of `attach_if_filled`.
+            is_checked: whether to refuse values that the program gave to single variables; values
+                that another model with the same layers has trained are always refused.
+            x: rows to build the model from, as for `attach_if_filled`.
 
         Raises:
-            UnsupportedModel: as `check_values`, or the servers have trained values, the model no
-                variables for them, and no fit runs that would give it some: that is warned of.
+            UnsupportedModel: as for `check_values`; or the servers have trained values for which
+                the model has no variables. If a fit runs, which would create them, it only warns.
         """
         if is_checked or self._shares_given_layers():
             self.check_values()
@@ -497,8 +499,8 @@ class PSTrainer:
             self.pull()
         elif not self.attach_if_filled(x) and not isinstance(x, BatchDataset):  # it has no rows
             told = (
-                f"the model {self.model.name!r} has no weights yet and no batch was trained here, "
-                "while the servers hold trained parameters, which it would answer without. Give "
+                f"the model {self.model.name!r} has no weights yet and has trained no batch here, "
+                "so it would answer without the trained parameters that the servers hold. Give "
                 "it a keras.Input, or call model.build(input_shape) before ctx.distribute(model)"
             )
             if not self.fits:
@@ -506,11 +508,11 @@ class PSTrainer:
             logger.warning(told)
 
     def _shares_given_layers(self) -> bool:
-        """Whether another model has trained since with an Embedding of this one."""
+        """Whether another model has since trained with an Embedding of this one."""
         return self._attached is not None and self._attached.tables.given_away() is not None
 
     def catch_up(self) -> None:
-        """Take the servers' values if what trained before was broken off."""
+        """Take the servers' values if the previous training was aborted."""
         if self._is_behind:
             self.pull()
 
@@ -518,17 +520,17 @@ class PSTrainer:
         """Begin with the servers' values; refuse those that the program gave to single variables.
 
         Raises:
-            UnsupportedModel: names a variable, and the way that reaches the servers; or the model
+            UnsupportedModel: the text names a variable, and how to reach the servers; or the model
                 was compiled again; or the rows of an Embedding are another model's now.
-            VariablesChanged: others train than before.
+            VariablesChanged: the trainable variables are not the previous ones.
         """
         self.check_unchanged()
         has_left, self.has_left_fit = self.has_left_fit, False
         if has_left and self.ctx.num_workers > 1:
             logger.warning(
-                "the fit before was broken off on worker:%d. The other workers have to leave "
-                "theirs, too: one that is still in it waits for this worker at the end of its "
-                "epoch, and this one for it at the beginning of fit. Let what ends fit on one "
+                "the previous fit was aborted on worker:%d. The other workers must leave theirs, "
+                "too: a worker that is still in it waits for this one at the end of its epoch, "
+                "and this one waits for it at the beginning of fit. Make what ends fit on one "
                 "worker end it on all, or let main_fun raise it",
                 self.ctx.worker_rank,
             )
@@ -540,20 +542,20 @@ class PSTrainer:
     def check_values(self) -> None:
         """Refuse values that the program gave to single variables, which a pull would replace.
 
-        Not while `fit` runs, whose callbacks may have values of their own, and not after one that
-        was broken off: then the servers' values count.
+        It does nothing while `fit` runs, whose callbacks may have values of their own, or after one
+        that was aborted: then the servers' values count.
 
         Raises:
-            UnsupportedModel: names a variable, and the way that reaches the servers.
+            UnsupportedModel: the text names a variable, and how to reach the servers.
         """
         if self._attached is not None and not (self.fits or self._is_behind):
             self._attached.exchange.check_unchanged()
 
     def assign(self) -> None:
-        """Put the model's present values on the servers; only the chief's count.
+        """Put the model's current values on the servers; only the chief's count.
 
         Raises:
-            UnsupportedModel: weights that do not train are others than before.
+            UnsupportedModel: weights that are not trained have changed.
         """
         if self._attached is None:
             return
@@ -564,47 +566,47 @@ class PSTrainer:
             self.assigned = True
 
     def keep_trained(self, name: str) -> None:
-        """Take the servers' values in the place of those that the program has begun with.
+        """Take the servers' values instead of those that the program has begun with.
 
         Args:
-            name: of the method that has given the model its values.
+            name: name of the method that has given the model its values.
 
         Raises:
-            UnsupportedModel: weights that do not train are others than on the servers.
+            UnsupportedModel: weights that are not trained differ from those on the servers.
         """
         if self._attached is None:
             return
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
         self.pull()
-        # What others set never reaches the servers, so they have lost nothing.
+        # What other workers set never reaches the servers, so they have lost nothing.
         if self._has_told_kept or not self.ctx.is_chief:
             return
         self._has_told_kept = True
         logger.warning(
-            "%s before the first step here changes nothing: the servers' parameters were trained "
-            "before this process came (%d updates, made before the chief was started again or in "
-            "the checkpoint that the run resumes), and training goes on with them. To train from "
-            "the values of %s, begin a run with checkpoints in an empty directory",
+            "%s before the first step here changes nothing: the servers' parameters were already "
+            "trained (%d updates, made before the chief was restarted or in the checkpoint that "
+            "the run resumes), and training goes on with them. To train from the values of %s, "
+            "begin a run with checkpoints in an empty directory",
             name,
             self._updates_found,
             name,
         )
 
     def begin_epoch(self) -> None:
-        """Let the variables be trained again."""
+        """Note that the variables are trained again."""
         self.is_between_epochs = False
         self._checked_calls = 0
         self.first_batch.begin_epoch()
 
     def tell_changed(self) -> None:
-        """Warn of values that callbacks gave to single variables: the pull behind a fit ends them.
+        """Warn of values that callbacks gave to single variables: the pull after fit replaces them.
 
-        An error would end a training whose values the servers have.
+        An error would fail a training whose values the servers have.
         """
         if self._attached is not None and (path := self._attached.exchange.changed_here()):
             logger.warning(
-                "%r has other values at the end of fit than on the parameter servers, since a "
+                "%r has other values at the end of fit than on the parameter servers, because a "
                 "callback has changed a single layer or variable. They do not reach the servers, "
                 "and the model takes the servers' values%s",
                 path,
@@ -612,7 +614,7 @@ class PSTrainer:
             )
 
     def end_epoch(self) -> None:
-        """Note that what the program sets from now on is of its own training."""
+        """Note that what the program sets from now on belongs to its own training."""
         self._updates_found = 0
 
     def pull_averages(self) -> None:
@@ -621,11 +623,11 @@ class PSTrainer:
             self.pull()
 
     def finalize(self) -> None:
-        """Let the averages, which the model has at the end of `fit`, be the servers' values too."""
+        """Make the averages, which the model has at the end of `fit`, the servers' values too."""
         if self._attached is not None and self._attached.exchange.keeps_averages:
             self.assign()
 
 
 def _compiled(model: Any) -> tuple[Any, ...]:
-    """Return what each `compile` makes anew and a compiled step contains."""
+    """Return what each `compile` replaces and a compiled step contains."""
     return model._compile_loss, model._compile_metrics, model._loss_tracker

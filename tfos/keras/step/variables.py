@@ -44,14 +44,14 @@ MASTER_DTYPES = {
     "float64": "float64",
 }
 LEAST_PART_ELEMENTS = 1 << 14
-"""A gradient that is sent from its own memory: to copy a smaller one costs less than one more part
-of a message."""
+"""Elements of the smallest gradient that is sent from its own memory: copying a smaller one costs
+less than one more part of a message."""
 MOVING_COPY = (
-    "A copy that moves while the model trains (a teacher, a target network): compile with "
-    "use_ema=True, and the servers keep the average of the weights; or let the model itself hold "
-    "the copy's values, by self.add_weight(trainable=False): such values are pushed and saved"
+    "For a copy that changes while the model trains (a teacher, a target network), compile with "
+    "use_ema=True: the servers then keep the average of the weights. Or hold the copy's values in "
+    "the model itself, with self.add_weight(trainable=False): these values are pushed and saved"
 )
-"""What works in place of frozen weights that change."""
+"""Advice for frozen weights that change."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -77,7 +77,7 @@ class VariableGroup:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each variable."""
+        """Number of elements of each variable."""
         return [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
 
     @property
@@ -102,7 +102,7 @@ class VariableGroup:
     def parts(self, tensors: Sequence[Any]) -> list[Any]:
         """Return flat tensors that `flatten` would join; for compiled functions.
 
-        To join large ones costs a copy of all, into memory that is new in each step.
+        Joining large ones copies all of them into memory that is new in each step.
         """
         runs: list[list[Any]] = []
         is_open = False
@@ -129,7 +129,7 @@ class Variables:
     """All variables of a model that concern the servers."""
 
     groups: tuple[VariableGroup, ...]
-    """What a push and a pull move."""
+    """Groups that a push and a pull move."""
     frozen: tuple[VariableGroup, ...]
     """What is pulled once."""
     embeddings: tuple[Embedding, ...]
@@ -168,7 +168,7 @@ class Variables:
             optimizer: the model's optimizer; its rule becomes that of the trainable groups.
             consistency: the training mode.
             reduction: sync only: "mean" weighted by rows, or "sum".
-            staleness_bound: ssp only: steps that a worker may be ahead of the slowest.
+            staleness_bound: ssp only: number of steps that a worker may be ahead of the slowest.
             staleness_aware: whether the servers divide the rate by 1 + staleness.
             compression: format of pushed float32 gradients.
 
@@ -178,9 +178,9 @@ class Variables:
         if compression != "none" and all(group.dtype != "float32" for group in self.trainable):
             reason = "all trainable variables are float64; leave it out, or train in float32"
             if not self.trainable:
-                reason = "the model trains tables alone, whose rows it does not pack; leave it out"
+                reason = "the model trains only tables, whose rows it does not pack; leave it out"
             raise UnsupportedModel(
-                f"compression={compression!r} packs dense gradients of float32, and {reason}"
+                f"compression={compression!r} packs dense float32 gradients, but {reason}"
             )
         specs = []
         for group in (*self.groups, *self.frozen):
@@ -202,14 +202,14 @@ class Variables:
         )
 
     def check_unchanged(self, model: Any, since: str) -> None:
-        """Refuse a model whose variables are no longer these.
+        """Refuse a model whose variables have changed.
 
         Args:
-            model: whose they were.
-            since: what bound the model to its servers, for the message.
+            model: the model that had these variables.
+            since: call that bound the model to its servers, for the message.
 
         Raises:
-            VariablesChanged: names the new and the missing variables and Embeddings.
+            VariablesChanged: the text names the new and the missing variables and Embeddings.
         """
         bound = self.trained
         now = [v for v in model.trainable_variables if _has_values(v)]
@@ -222,7 +222,7 @@ class Variables:
         gone = [path for key, path in before.items() if key not in after]
         raise VariablesChanged(
             f"the model's trainable variables changed after {since}: new {added}, no longer "
-            f"trainable {gone}; add layers and set `trainable` before it, then compile"
+            f"trainable {gone}. Add layers and set `trainable` before that, then compile"
         )
 
 
@@ -231,7 +231,7 @@ def collect(model: Any, optimizer: Any) -> Variables:
 
     Args:
         model: a built Keras model.
-        optimizer: its optimizer, which decides what has weight decay.
+        optimizer: the model's optimizer, which decides what has weight decay.
 
     Raises:
         UnsupportedModel: the servers cannot hold a variable, or there is none to train.
@@ -271,11 +271,11 @@ def collect(model: Any, optimizer: Any) -> Variables:
 
 
 def raw_bytes(values: Any, dtype: Any = None) -> Array:
-    """Return the bytes of values, uint8, to be compared bit by bit; over their memory, no copy.
+    """Return the bytes of values, uint8, for a bitwise comparison; over their memory, no copy.
 
     Args:
         values: a tensor or an array.
-        dtype: numpy's, which the values get first; None: their own.
+        dtype: numpy dtype to which the values are cast first; None: their own.
     """
     array = np.asarray(values if values.ndim else values[None])  # numpy takes no bfloat16 scalar
     if dtype is not None:

@@ -1,1 +1,1 @@
-"""What a worker tells of its training: phases, numbers, metrics of epochs, event files."""
+"""What a worker reports of its training: phases, numbers, metrics of epochs, event files."""

@@ -1,4 +1,4 @@
-"""Activity of a worker process: its phase, and within it the import or first step that takes long.
+"""Activity of a worker process: its phase, and a long import or first step within it.
 
 Covers: `main_fun: import tensorflow`, `main_fun: first step`.
 Does not: decide when a phase begins (tfos.worker.process), show it (tfos.monitor.training).
@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Mapping
 
 SLOW_IMPORTS = ("tensorflow", "torch", "jax", "keras")
-"""Modules whose import takes seconds; keras imports one of those before it."""
+"""Modules whose import takes seconds; keras comes last, because it imports one of the others."""
 
 
 class WorkerActivity:
-    """Tells each change of what the process does.
+    """Reports each change of what the process does.
 
     Args:
-        tell: called with the new phase.
-        numbers: returns what the training loop has reported last, by name.
+        tell: function called with the new phase.
+        numbers: function that returns the training loop's last report, by name.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class WorkerActivity:
             self._say(phase)
 
     def look(self) -> None:
-        """Look again at what the process does within its phase."""
+        """Check again what the process does within its phase."""
         what = running_import()
         with self._lock:
             what = what or self._first_step()
             self._say(f"{self._phase}: {what}" if what else self._phase)
 
     def _first_step(self) -> str:
-        """Return its name if `fit` runs, which reports 0 steps when it begins, and has no step."""
+        """Return "first step" if `fit` has begun and reported 0 steps, or an empty string."""
         has_no_step = self._phase == "main_fun" and self._numbers().get("steps") == 0.0
         return "first step" if has_no_step else ""
 
@@ -56,7 +56,7 @@ class WorkerActivity:
 
 
 def running_import() -> str:
-    """Return `import tensorflow` while a thread of this process imports it; or an empty string."""
+    """Return `import tensorflow` while a thread of this process imports it, or an empty string."""
     for name in SLOW_IMPORTS:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if getattr(spec, "_initializing", False):  # importlib's own mark

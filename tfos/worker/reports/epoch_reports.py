@@ -1,6 +1,6 @@
-"""Epoch reports of this worker: to the driver, and of the chief to what keeps the best checkpoint.
+"""Epoch reports of this worker, to the driver and, on the chief, to the keeper of the best save.
 
-Covers: which feed `fit` reads, each epoch's metrics.
+Covers: the feed that `fit` reads, each epoch's metrics.
 Does not: measure them (tfos.keras.fit.epoch_report), decide which checkpoint is the best
 (tfos.worker.best_checkpoint).
 Runs in: the worker's process.      Threads: the thread that runs `fit`.
@@ -21,7 +21,7 @@ class EpochReports:
     """Reports of the epochs of main_fun's fits.
 
     Args:
-        report: sends a report to the driver.
+        report: function that sends a report to the driver.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class EpochReports:
         self._best: BestKeeper | None = None
 
     def keep_best(self, keeper: BestKeeper) -> None:
-        """From now on this decides of each epoch whether to save it; reports the best so far."""
+        """Let this keeper decide whether to save each epoch; report the best so far."""
         self._best = keeper
         if keeper.saved is not None:
             self._report(keeper.saved)
 
     def fit_reads(self, fit: FitReading) -> None:
-        """`fit` of a distributed model has begun, or ended: report it."""
+        """Report that `fit` of a distributed model has begun, or ended."""
         self._report(fit)
 
     def evaluated(self, checkpoint: Evaluated) -> None:
-        """The evaluator has evaluated a checkpoint: report it."""
+        """Report that the evaluator has evaluated a checkpoint."""
         self._report(checkpoint)
 
     def ended(self, epoch: EpochTrained) -> None:
-        """An epoch has ended: report it.
+        """Report that an epoch has ended.
 
-        Of a distributed model no worker trains then, and the servers hold what was measured: it is
-        saved first if it is the best.
+        With a distributed model, no worker trains at that time, and the servers hold what was
+        measured. If it is the best, it is saved first.
         """
         if self._best is not None and epoch.is_distributed:
             saved = self._best.look(epoch)

@@ -1,12 +1,12 @@
 """Log mirror: sends TensorBoard's local files to a log directory that is a URL.
 
 TensorFlow writes event files to this host only, and TensorBoard reads them here; the log directory
-holds copies. Each file is sent as a whole and replaced atomically, so readers find no partial one.
+holds copies. Each file is sent whole and replaced atomically, so readers find no partial one.
 Files grow and are sent repeatedly: a pause of `REST` times d follows a round of d seconds.
 
 Covers: which files to send when, the last round, one warning per failure; on TensorBoard's host
 also when to fetch (tfos.files.log_fetch).
-Does not: fail a training, follow links, remove files that no longer exist here.
+Does not: fail a training, follow links, remove copies of files that no longer exist here.
 Runs in: workers' processes.      Threads: `tfos-log-mirror`; the public calls from the main one.
 """
 
@@ -31,17 +31,17 @@ _logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 REST = 20
-"""Sending takes at most this fraction of the time: one part in `REST`."""
+"""Pause after a round, in multiples of its duration: sending takes at most 1/REST of the time."""
 
 
 class LogMirror:
     """Keeps a copy of a directory's files elsewhere until it is closed.
 
     Args:
-        source: a directory of this host; need not exist yet.
+        source: directory on this host; it need not exist yet.
         target: a path or URL.
-        period_s: seconds between two rounds, at least.
-        fetches: whether the other hosts' event files are to come here.
+        period_s: least seconds between two rounds.
+        fetches: whether to fetch the other hosts' event files.
 
     Raises:
         PathError, MissingPackage: the target is not writable; see filesystem_for.
@@ -77,7 +77,7 @@ class LogMirror:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _logger.warning(
-                "the last log files are not in %s after %.1f s", self._target, timeout_s
+                "the last log files were not sent to %s within %.1f s", self._target, timeout_s
             )
 
     def _run(self) -> None:
@@ -103,8 +103,8 @@ class LogMirror:
             _logger.warning("event files are fetched from %s again", self._target)
         elif failure is not None and not self._is_fetch_failing:
             _logger.warning(
-                "event files cannot be fetched from %s: %s; TensorBoard shows those of this host, "
-                "training goes on",
+                "event files cannot be fetched from %s: %s; TensorBoard shows only those of this "
+                "host; training goes on",
                 self._target,
                 failure,
             )

@@ -1,7 +1,7 @@
 """ProgressMeter: a worker's newest numbers, and how long its epoch's steps have taken.
 
-Covers: what `ctx.report_progress` reported last; steps and seconds of the running epoch, by this
-process's clock: a heartbeat is up to two seconds old, and short epochs end between two of them.
+Covers: the last report of `ctx.report_progress`; steps and seconds of the running epoch, by this
+process's clock: a heartbeat is up to two seconds old, and short epochs end between two heartbeats.
 Does not: send (tfos.worker.process), add up workers (tfos.console.progress).
 Threads: any; `_lock` guards all.
 """
@@ -20,7 +20,7 @@ class ProgressMeter:
     `epoch`. It is measured from the end of its first step, in which TensorFlow compiles.
 
     Args:
-        clock: monotonic seconds.
+        clock: clock of monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class ProgressMeter:
         """Replace the numbers.
 
         Args:
-            values: by name; `steps` and `rows` are totals of this process, `epoch` counts from 1.
+            values: numbers by name; `steps` and `rows` are this process's totals, `epoch` from 1.
         """
         with self._lock:
             before, self._values = self._values, dict(values)
@@ -52,16 +52,16 @@ class ProgressMeter:
                 self._rows_per_epoch, self._rows_before = max(0.0, rows - self._rows_before), rows
 
     def end_epoch(self) -> None:
-        """The epoch's rows are trained: the next step belongs to another one.
+        """Note that the epoch's rows are trained: the next step belongs to another epoch.
 
-        A loop that reports its epochs, as `fit` does, says so by itself.
+        A loop that reports its epochs, as `fit` does, says so itself.
         """
         with self._lock:
             if "epoch" not in self._values:
                 self._is_new = True
 
     def read(self) -> dict[str, float]:
-        """Return the numbers and those of this meter.
+        """Return the reported numbers and those of this meter.
 
         `at_s`: this process's clock. `epochs_begun`: epochs with at least one step so far.
         `epoch_steps`, `epoch_s`: steps of the newest one after its first, and seconds since then.

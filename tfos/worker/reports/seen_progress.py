@@ -1,6 +1,6 @@
-"""SeenProgress: a worker's numbers for the driver; those that its data see where main_fun has none.
+"""SeenProgress: a worker's numbers for the driver, from main_fun or else from its data.
 
-Covers: which of both reports stands; the rows of a `fit` whose callbacks cannot count them.
+Covers: which of the two reports counts; the rows of a `fit` whose callbacks cannot count them.
 Does not: count (tfos.keras.data.lone_progress), measure (tfos.worker.reports.progress_meter).
 Threads: any; `_lock` guards all.
 """
@@ -18,7 +18,7 @@ class SeenProgress:
     """Progress of one process.
 
     Args:
-        tell: called with each report that stands: numbers by name.
+        tell: function called with each report that counts: numbers by name.
     """
 
     def __init__(self, tell: Callable[[dict[str, float]], object]) -> None:
@@ -28,7 +28,7 @@ class SeenProgress:
         self._rows = 0.0
 
     def begin(self) -> None:
-        """A `fit` of a model that is not distributed begins: it may report nothing itself."""
+        """Note that a `fit` of an undistributed model begins; it may report nothing itself."""
         with self._lock:
             self._is_reported = False
 
@@ -36,7 +36,7 @@ class SeenProgress:
         """Report what the data of a `fit` see, unless main_fun has reported since `begin`.
 
         Args:
-            numbers: by name, with `steps` and `rows`.
+            numbers: numbers by name, with `steps` and `rows`.
         """
         with self._lock:
             self._rows = numbers["rows"]
@@ -44,10 +44,10 @@ class SeenProgress:
                 self._tell(dict(numbers))
 
     def report(self, values: Mapping[str, float | None]) -> None:
-        """Report what main_fun says of its training; never raises.
+        """Report what main_fun says about its training; never raises.
 
         Args:
-            values: by name; None: not known. `rows` of 0 becomes the rows that its data have seen.
+            values: numbers by name; None: unknown. 0 for `rows` becomes what its data have seen.
         """
         try:
             numbers = {name: float(value) for name, value in values.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Feeds at the chief: what of them the servers' parameters contain."""
+"""Feeds at the chief: which of their rows the servers' parameters contain."""

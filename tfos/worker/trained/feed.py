@@ -1,13 +1,13 @@
-"""One feed at the chief: its micro-batch under way, the failed one, the newest unsaved one.
+"""One feed at the chief: its micro-batch in progress, the failed one, the newest unsaved one.
 
-Covers: what an order, the end of an epoch or a save changes; which batch holds saves no longer.
+Covers: what an order, the end of an epoch or a save changes; which batch no longer holds saves.
 Pure.
 Does not: answer orders, save, ask servers (tfos.worker.trained.feeds).
 Runs in: the chief's process.      Threads: TrainedFeeds serialises the calls.
 
     idle ── admit ─► due ── end_of ─► ending ── done ─► idle
                       └─ leave ─► idle   └──── fail ──► idle
-A batch that failed, by `leave` or `fail`, holds saves until a later epoch is trained.
+A batch that failed, through `leave` or `fail`, holds saves until a later epoch is trained.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tfos.control.messages import LeaveBatch, TrainBatch
 
 
 class Unsaved(NamedTuple):
-    """A trained batch: it is in no save yet, or a server may have lost it since."""
+    """A trained batch that no save has yet, or that a server may have lost since."""
 
     query: str
     batch_id: int
     before: int | None
-    """The id that was recorded for its query before; None: there was none."""
+    """Previous id recorded for its query; None: there was none."""
     generations: tuple[int, ...]
-    """The servers' when its rows were let in."""
+    """Generations of the servers when its rows were admitted."""
     num_begun: int = -1
-    """Saves that had begun once it was trained: a later one has it."""
+    """Number of saves that had begun once it was trained: a later one has it."""
     saved_step: int = -1
-    """Of the first save that has it; -1: there is none yet."""
+    """Step of the first save that has it; -1: there is none yet."""
 
     @property
     def loss(self) -> str:
-        """What is said if it is not whole in the parameters any more."""
+        """Error text for a batch that is no longer whole in the parameters."""
         return (
             f"a parameter server was restarted while batch {self.batch_id} was trained or saved, "
-            "and went back to the save before it: the batch is not whole in the parameters"
+            "and restored an earlier save; the parameters do not contain the whole batch"
         )
 
 
@@ -46,31 +46,31 @@ class TrainedFeed:
     """One feed."""
 
     due: TrainBatch | None = None
-    """The batch whose rows may come, until it is over."""
+    """Batch whose rows may come, until it is over."""
     come_to: int = 0
-    """Of the epochs before this one the driver says that all rows are trained or dropped."""
+    """Epoch before which, as the driver says, all rows are trained or dropped."""
     is_saving: bool = False
-    """A save that was ordered runs: no batch begins in it."""
+    """Whether an ordered save runs; no batch begins during it."""
     is_followed: bool = False
-    """`fit` reads the feed and reports its trained epochs."""
+    """Whether `fit` reads the feed and reports its trained epochs."""
     unsaved: Unsaved | None = None
-    """The newest trained batch, until a save has it for certain."""
+    """Newest trained batch, until a save has it for certain."""
     _is_ending: bool = False
-    """Every worker has trained the batch: it is not revoked any more."""
+    """Whether every worker has trained the batch, so that it can no longer be revoked."""
     _begun: Unsaved | None = None
-    """What becomes `unsaved` once the batch under way is trained."""
+    """Value of `unsaved` once the batch in progress is trained."""
     _failed: TrainBatch | None = None
-    """The parameters may contain a part of it."""
+    """Batch of which the parameters may contain a part."""
     _save_waits: bool = False
-    """An ordered save waits for the end of the batch under way, and comes before the next one."""
+    """Whether an ordered save waits for the end of the batch in progress, before the next one."""
     _left: int = -1
-    """The last order that was revoked."""
+    """Number of the last order that was revoked."""
     _counts: dict[int, int] = field(default_factory=dict)
-    """By epoch whose end was ordered, what it counts to."""
+    """What each epoch whose end was ordered counts to, by epoch."""
 
     @property
     def is_free(self) -> bool:
-        """Whether neither a batch nor an ordered save is under way."""
+        """Whether neither a batch nor an ordered save is in progress."""
         return self.due is None and not self.is_saving
 
     @property
@@ -79,7 +79,7 @@ class TrainedFeed:
         return self.due is not None or self._left >= 0
 
     def begin_save(self) -> bool:
-        """Begin an ordered save; False: not now, but before the next batch."""
+        """Begin an ordered save; False: it has to wait, and comes before the next batch."""
         self._save_waits = not self.is_free
         if self._save_waits:
             return False
@@ -87,7 +87,7 @@ class TrainedFeed:
         return True
 
     def is_revoked(self, order: TrainBatch) -> bool:
-        """Whether the driver wants no rows of this batch any more."""
+        """Whether the driver no longer wants rows of this batch."""
         return order.number <= self._left
 
     def admit(
@@ -96,9 +96,9 @@ class TrainedFeed:
         """Begin a batch; False: not yet, or it was revoked.
 
         Args:
-            order: of the batch.
+            order: order of the batch.
             before: the id that is recorded for its query.
-            generations: which start of each server is at work; None: one is away.
+            generations: generation of each server; None: one is away.
         """
         if generations is None or not self.is_free or self._save_waits or self.is_revoked(order):
             return False
@@ -107,10 +107,10 @@ class TrainedFeed:
         return True
 
     def leave(self, order: LeaveBatch) -> TrainBatch | None:
-        """Revoke a batch; return the one for which no save waits any more.
+        """Revoke a batch; return the one that no longer holds saves.
 
-        For one that failed saves wait until a later epoch is trained: the repeated batch, or other
-        data that the user feeds.
+        A failed batch holds saves until a later epoch is trained: the repeated batch, or other data
+        that the user feeds.
         """
         self._left = order.number
         due = self.due
@@ -122,11 +122,11 @@ class TrainedFeed:
         return due
 
     def end_of(self, epoch: int, num_begun: int) -> TrainBatch | None:
-        """End the batch under way; None: this epoch is none, or another thread ends it.
+        """End the batch in progress; None: this epoch is not a batch, or another thread ends it.
 
         Args:
-            epoch: that every worker has trained, as well as those before it.
-            num_begun: saves that have begun so far.
+            epoch: an epoch that every worker has trained, with all before it.
+            num_begun: number of saves that have begun so far.
         """
         if self.due is None or self._begun is None or self.due.epoch > epoch or self._is_ending:
             return None
@@ -135,20 +135,20 @@ class TrainedFeed:
         return self.due
 
     def done(self) -> None:
-        """The batch under way is over."""
+        """Note that the batch in progress is over."""
         self.due, self._begun, self._is_ending = None, None, False
 
     def fail(self) -> TrainBatch | None:
-        """End the batch under way, which holds saves from now on; return the one before it."""
+        """End the batch in progress, which holds saves from now on; return the one before it."""
         before, self._failed = self._failed, self.due
         self.done()
         return before
 
     def passed(self, epoch: int) -> TrainBatch | None:
-        """Return the failed batch for which no save waits any more, as this later epoch is trained.
+        """Return the failed batch that no longer holds saves, as this later epoch is trained.
 
         Args:
-            epoch: that every worker has trained.
+            epoch: an epoch that every worker has trained.
         """
         failed = self._failed
         if failed is None or failed.epoch >= epoch:
@@ -157,12 +157,12 @@ class TrainedFeed:
         return failed
 
     def note_save(self, number: int, step: int, generations: tuple[int, ...]) -> None:
-        """Take a save, whether it was ordered or came by time: the first that has the batch counts.
+        """Take a save, ordered or periodic: the first that has the batch counts.
 
         Args:
-            number: which one of all that have begun.
-            step: of the checkpoint.
-            generations: which start of each server it holds.
+            number: number of the save among all that have begun.
+            step: step of the checkpoint.
+            generations: generation of each server in it.
         """
         found = self.unsaved
         if found is None or found.saved_step >= 0 or number <= found.num_begun:
@@ -175,7 +175,7 @@ class TrainedFeed:
         """Whether the end of an epoch records something that may lack rows of a lost worker.
 
         Args:
-            epoch: that every worker has trained which is left, as well as those before it.
+            epoch: an epoch that every remaining worker has trained, with all before it.
         """
         recorded = [each for each in self._counts if each <= epoch]
         if self.due is not None and self.due.epoch <= epoch:
@@ -183,11 +183,11 @@ class TrainedFeed:
         return max(recorded, default=-1) >= self.come_to
 
     def count(self, epoch: int, num_fed: int) -> None:
-        """Take what an epoch counts to whose end is ordered.
+        """Note what an epoch whose end is ordered counts to.
 
         Args:
             epoch: number of the epoch, from 0.
-            num_fed: as of the newest order; 0: it does not count.
+            num_fed: the count in the newest order; 0: the epoch does not count.
         """
         if num_fed:
             self._counts[epoch] = num_fed
@@ -195,7 +195,7 @@ class TrainedFeed:
             self._counts.pop(epoch, None)
 
     def counted(self, epoch: int) -> int:
-        """Return what is trained counts to; 0: nothing new that counts.
+        """Return the count of the trained epochs; 0: nothing new counts.
 
         Args:
             epoch: that every worker has trained, as well as those before it.

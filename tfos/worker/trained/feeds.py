@@ -1,8 +1,8 @@
-"""Trained feeds at the chief: what of each feed the servers' parameters contain, kept beside them.
+"""Trained feeds at the chief: which rows of each feed the servers' parameters contain.
 
-Covers: micro-batches of streams: the order that an epoch is one, its id once every worker has
-trained its rows, the save after it, the reports to the driver. Other epochs: which are to be
-recorded for a run that resumes this one.
+Covers: micro-batches of streams: the order that makes an epoch one, its id once every worker has
+trained its rows, the save after it, the reports to the driver. Other epochs: which to record for a
+run that resumes this one.
 Does not: feed (feeding), detect that rows were trained (tfos.keras.fit.epoch_agreement), save
 (tfos.worker.saver), keep the record of epochs (tfos.reading.fed_epochs), decide what an order or
 the end of an epoch changes (tfos.worker.trained.feed).
@@ -14,16 +14,16 @@ from the thread that runs `fit`; `_lock` guards the states, not the servers' cal
                ─► every worker trained them ─► kept ─► save ─► "done"
 The id is set while no worker trains: all are past the rendezvous at the end of the epoch, and
 none begins the next one before the chief. So a checkpoint holds a whole batch and its id, or
-neither. That rendezvous does not wait for a worker that was lost. Where one is missing, the chief
-waits for the driver, which has its rows fed again (then ComeTo) or revokes the batch. The driver
-revokes a batch whose feed failed (LeaveBatch) before its epoch ends, so its id is never recorded.
-A driver that has stopped waiting for the end of a batch sees by the next answer whether the
-parameters contain it: that batch is over by then.
+neither. That rendezvous does not wait for a lost worker. If one is missing, the chief waits for the
+driver, which feeds its rows again (then ComeTo) or revokes the batch. The driver revokes a batch
+whose feed failed (LeaveBatch) before its epoch ends, so its id is never recorded. A driver that has
+stopped waiting for the end of a batch learns from the next answer whether the parameters contain
+it: that batch is over by then.
 
-A server that is restarted goes back to its last save. If one was since a batch was expected, that
-batch is not whole in the parameters, though a save after it succeeds: it is answered with an error
-and its id is taken back, so that Spark brings it again. Not if it went back to a save that has the
-batch. So no rows come before each server has said which start of it is at work.
+A restarted server goes back to its last save. If that happens after a batch is expected, the
+parameters do not contain the whole batch, even if a save after it succeeds. The batch is answered
+with an error and its id is taken back, so that Spark repeats it, unless the server went back to a
+save that has the batch. So no rows come before each server has reported its generation.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
 
 METADATA_NAME = "tfos.streams"
-"""Name of the metadata: a mapping of query id to the last batch id."""
+"""Name of the metadata: a mapping from query id to the last batch id."""
 _MAX_QUERIES = 16
-"""Ids of the queries trained last; metadata is small."""
+"""Most query ids that are kept, those trained last; metadata is small."""
 _LOOK_S = 0.2
-"""How often to ask again a server that is away."""
+"""Seconds between two requests to a server that is away."""
 _RETURN_S = 300.0
-"""For a server that is away after a save: to be started again and to restore that save."""
+"""Seconds for a server that is away after a save to restart and restore that save."""
 
 
 class _Outcome(NamedTuple):
-    """Of a save, as BatchReport says it."""
+    """Outcome of a save, as in BatchReport."""
 
     error: str = ""
     is_lost: bool = False
@@ -66,11 +66,11 @@ _SAVED = _Outcome()
 
 
 class TrainedFeeds:
-    """What is trained of the feeds, shared by the driver's orders and the training code.
+    """Record of the trained feeds, shared by the driver's orders and the training code.
 
     Args:
-        report: sends a report to the driver.
-        stopped: set once the node is stopped; None: it never is.
+        report: function that sends a report to the driver.
+        stopped: event set once the node is stopped; None: it never is.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class TrainedFeeds:
         self._client: Callable[[], PSClient] | None = None
         self._lock = threading.Lock()
         self._heard = threading.Condition(self._lock)
-        """Notified of orders that may end the wait for the driver's word about an epoch."""
+        """Notified of orders that may end the wait for the driver's decision on an epoch."""
         self._saver: ChiefSaver | None = None
         self._feeds: dict[str, TrainedFeed] = {}
         self._trained: dict[str, int] = {}
         self._fed = FedEpochRecord()
         self._late: list[SaveBatches] = []
-        """Orders that came behind the end of main_fun: the last save answers them."""
+        """Orders that came after the end of main_fun: the last save answers them."""
         self._last_error: str | None = None
-        """Why the last save failed, or an empty string; None: it has yet to be made."""
+        """Reason why the last save failed, or an empty string; None: it was not made yet."""
 
     def begin(
         self,
@@ -104,9 +104,9 @@ class TrainedFeeds:
 
         Args:
             saver: the chief's saver; None: the cluster does not save.
-            client: returns the client of the servers that `fit` uses.
+            client: function that returns the client of the servers that `fit` uses.
             run: id of this cluster.
-            resumes: fed epochs go on where an interrupted run was.
+            resumes: whether fed epochs go on where an interrupted run stopped.
         """
         self._saver, self._client = saver, client
         if saver is not None:
@@ -118,37 +118,37 @@ class TrainedFeeds:
         self._answer("", 0, epochs=self._fed.before)
 
     def begin_late(self, saver: ChiefSaver, client: Callable[[], PSClient]) -> None:
-        """Save from now on; for servers that begin within main_fun, so without streams so far.
+        """Save from now on; for servers that begin within main_fun, when there are no streams yet.
 
         Args:
-            saver: as of `begin`.
-            client: as of `begin`.
+            saver: as for `begin`.
+            client: as for `begin`.
 
         Raises:
-            SettingsError: a stream trains this cluster, or the run that it resumes.
+            SettingsError: a stream trains this cluster, or trained the run that it resumes.
         """
         with self._lock:
             is_streamed = any(each.is_streamed for each in self._feeds.values())
             is_streamed = is_streamed or bool(self._trained)
         if is_streamed or saver.restored_metadata().get(METADATA_NAME):
             raise SettingsError(
-                "Checkpoints and a stream with num_ps=0: the servers are to hold the ids of its "
-                "micro-batches before the first of them comes, and the workers' own begin later; "
-                "use num_ps >= 1"
+                "Checkpoints and a stream with num_ps=0: the servers must hold the ids of its "
+                "micro-batches before the first one comes, but the workers' own servers begin "
+                "later; use num_ps >= 1"
             )
         self._saver, self._client = saver, client
         saver.watch(self._note_save)
 
     def end(self) -> None:
-        """main_fun has returned: a run that resumes this one feeds all of its epochs."""
+        """Note that main_fun has returned: a run that resumes this one feeds all its epochs."""
         self._is_ended = True
         self._fed.end()
 
     def closed(self, error: str) -> None:
-        """The saver has ended with a last save, which answers orders to save from now on.
+        """Note that the saver has ended with a last save, which answers later orders to save.
 
         Args:
-            error: why it failed, or an empty string.
+            error: reason why it failed, or an empty string.
         """
         with self._lock:
             self._last_error = error
@@ -159,8 +159,8 @@ class TrainedFeeds:
     def expect(self, order: TrainBatch) -> None:
         """Carry out an order: admit its rows once no running save could contain a part of them.
 
-        And once the batch before it is over, and each server has said which start of it is at work.
-        The driver revokes the order of a batch whose rows may not come for too long, which ends
+        The batch before it must also be over, and each server must have reported its generation.
+        The driver revokes the order of a batch whose rows have to wait for too long, which ends
         the wait.
         """
         if self._saver is not None and order.holds:
@@ -171,10 +171,10 @@ class TrainedFeeds:
             self.release(order)
 
     def leave(self, order: LeaveBatch) -> TrainBatch | None:
-        """Carry out an order to revoke a batch; return the batch for which no save waits any more.
+        """Carry out an order to revoke a batch; return the batch that no longer holds saves.
 
         Args:
-            order: to revoke it.
+            order: order to revoke it.
         """
         state = self._state(order.feed)
         with self._heard:
@@ -182,7 +182,7 @@ class TrainedFeeds:
             return state.leave(order)
 
     def release(self, order: TrainBatch | None) -> None:
-        """Allow saves by time and steps again, as far as this batch is concerned."""
+        """Allow periodic saves again, as far as this batch is concerned."""
         if self._saver is not None and order is not None and order.holds:
             self._saver.release(order)
 
@@ -200,11 +200,11 @@ class TrainedFeeds:
         self._answer(order.feed, order.number, **outcome._asdict())
 
     def _answer_last(self, order: SaveBatches, error: str) -> None:
-        """Say what the last save means for an order that came behind it.
+        """Report what the last save means for an order that came after it.
 
         Args:
-            order: to save.
-            error: why the last save failed, or an empty string.
+            order: order to save.
+            error: reason why the last save failed, or an empty string.
         """
         unsaved, outcome = self._state(order.feed).unsaved, _Outcome(error)
         if not error and unsaved is not None and unsaved.saved_step < 0:
@@ -217,7 +217,7 @@ class TrainedFeeds:
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
-            num_fed: what it counts to, as the driver says; 0: it does not.
+            num_fed: the count of fed epochs, as the driver says; 0: this epoch does not count.
         """
         state = self._state(feed)
         with self._heard:
@@ -225,7 +225,7 @@ class TrainedFeeds:
             self._heard.notify_all()
 
     def come_to(self, feed: str, epoch: int) -> None:
-        """Take the driver's word that all rows of the epochs before are trained or dropped.
+        """Note that, as the driver says, all rows of earlier epochs are trained or dropped.
 
         Args:
             feed: name of the feed.
@@ -237,20 +237,20 @@ class TrainedFeeds:
             self._heard.notify_all()
 
     def follow(self, feed: str) -> None:
-        """`fit` reads this feed and reports its trained epochs."""
+        """Note that `fit` reads this feed and reports its trained epochs."""
         self._state(feed).is_followed = True
 
     def trained(
         self, feed: str, epoch: int, place: FitPlace, *, lacks_worker: bool = False
     ) -> None:
-        """Every worker's rows of this and earlier epochs are in the servers' parameters.
+        """Note that the servers' parameters contain all workers' rows of this and earlier epochs.
 
         Args:
             feed: name of the feed.
             epoch: number of the epoch, from 0.
-            place: where `fit` goes on.
-            lacks_worker: a worker did not say so, as it was lost or has returned: whether rows of
-                it are left, the driver knows.
+            place: the place where `fit` goes on.
+            lacks_worker: whether a worker did not report this, as it was lost or has returned; the
+                driver knows whether it left rows.
         """
         state = self._state(feed)
         if lacks_worker and not self._await_driver(state, epoch):
@@ -276,16 +276,16 @@ class TrainedFeeds:
         self._answer(feed, order.number, **outcome._asdict())
 
     def stopped(self, feed: str, number: int) -> None:
-        """A fit has stopped before its last epoch, by a callback.
+        """Note that a callback has stopped a fit before its last epoch.
 
         Args:
-            feed: name of the feed that it read.
-            number: of the fit.
+            feed: name of the feed that the fit read.
+            number: number of the fit.
         """
         self._fed.stopped(feed, number)
 
     def flushed(self, feed: str, epoch: int) -> None:
-        """Handle an epoch whose rows were read; without a `fit` on this feed it is over.
+        """Handle an epoch whose rows were read; if no `fit` reads the feed, it is over.
 
         Args:
             feed: name of the feed.
@@ -303,7 +303,7 @@ class TrainedFeeds:
         """Wait until the driver has decided on the rows of an epoch; False: this worker ends.
 
         Args:
-            state: of the feed.
+            state: state of the feed.
             epoch: number of the epoch, from 0.
         """
         with self._heard:
@@ -351,7 +351,7 @@ class TrainedFeeds:
         """Save what is trained.
 
         Args:
-            feed: whose newest batch has to be in the save.
+            feed: feed whose newest batch has to be in the save.
         """
         if self._saver is None:
             return _SAVED
@@ -371,7 +371,7 @@ class TrainedFeeds:
         return _SAVED
 
     def _save_between(self, feed: str) -> _Outcome | None:
-        """Save between two batches of a feed; None: main_fun has returned, which ends the saver."""
+        """Save between two batches of a feed; None: main_fun has returned, so the saver ended."""
         state = self._state(feed)
         while not self._is_over():
             with self._lock:
@@ -387,7 +387,7 @@ class TrainedFeeds:
         return None
 
     def _forget(self, feed: str) -> None:
-        """The newest batch of a feed is saved, or lost."""
+        """Note that the newest batch of a feed is saved, or lost."""
         state = self._state(feed)
         with self._lock:
             state.unsaved = None
@@ -397,19 +397,19 @@ class TrainedFeeds:
             return self._feeds.setdefault(feed, TrainedFeed())
 
     def _note_save(self, number: int, step: int, generations: tuple[int, ...]) -> None:
-        """Take a save, also one by time or steps.
+        """Take a save, ordered or periodic.
 
         Args:
-            number: which one of all that have begun.
-            step: of the checkpoint.
-            generations: which start of each server it holds.
+            number: number of the save among all that have begun.
+            step: step of the checkpoint.
+            generations: generation of each server in it.
         """
         with self._lock:
             for state in self._feeds.values():
                 state.note_save(number, step, generations)
 
     def _lost_before_save(self, feed: str) -> _Outcome:
-        """Return whether the newest batch of a feed is not whole in the parameters any more."""
+        """Return whether the newest batch of a feed is no longer whole in the parameters."""
         unsaved = self._state(feed).unsaved
         if self._saver is None or unsaved is None:
             return _SAVED
@@ -422,7 +422,7 @@ class TrainedFeeds:
         """Return whether a save has the batch, and the servers do now.
 
         Args:
-            saver: has made the saves.
+            saver: the saver that has made the saves.
             unsaved: the batch.
         """
         step, deadline_s = unsaved.saved_step, time.monotonic() + _RETURN_S
@@ -436,8 +436,8 @@ class TrainedFeeds:
                 break
             self._stopped.wait(_LOOK_S)
         return _Outcome(
-            f"the save of step {step} has batch {unsaved.batch_id}, and a parameter server has "
-            "been away since then: whether it goes on from that save is unknown"
+            f"the save of step {step} has batch {unsaved.batch_id}, but a parameter server has "
+            "been away since then; it is unknown whether it restores that save"
         )
 
     def _is_held_since(
@@ -446,9 +446,9 @@ class TrainedFeeds:
         """Return whether every server still has what it had at a save; None: one is away.
 
         Args:
-            saver: has made the save.
-            step: of the save.
-            generations: which starts of the servers it holds.
+            saver: the saver that has made the save.
+            step: step of the save.
+            generations: generation of each server in it.
         """
         found = self._generations(saver)
         if found == generations:
@@ -466,23 +466,23 @@ class TrainedFeeds:
         """Take back the id of a lost batch, also on disk: a run that resumes would skip the batch.
 
         Args:
-            saver: has made a save that names the batch.
-            feed: of the batch.
+            saver: the saver that has made a save that names the batch.
+            feed: feed of the batch.
             lost: the batch.
-            error: why it is lost.
+            error: reason why it is lost.
         """
         self._forget(feed)
         self._take_back(lost)
         failed = saver.save_now()
         if failed:
             error = (
-                f"{error}; the save without its id failed ({failed}): a run that resumes from step "
+                f"{error}; the save without its id failed ({failed}). A run that resumes from step "
                 f"{saver.saved_step} skips the batch, unless a later save of this run succeeds"
             )
         return _Outcome(error, is_lost=True)
 
     def _take_back(self, lost: Unsaved) -> None:
-        """Record the batch no more."""
+        """Remove the batch from the record."""
         with self._lock:
             self._trained.pop(lost.query, None)
             if lost.before is not None:
@@ -496,7 +496,7 @@ class TrainedFeeds:
         """Wait until the rows of a batch may come; False: it was revoked, or this worker ends.
 
         Args:
-            order: whose rows wait.
+            order: order whose rows wait.
         """
         state = self._state(order.feed)
         while not self._is_over() and not state.is_revoked(order):
@@ -509,10 +509,10 @@ class TrainedFeeds:
 
     @staticmethod
     def _generations(saver: ChiefSaver) -> tuple[int, ...] | None:
-        """Return which start of each server is at work; None: one is away.
+        """Return the generation of each server; None: one is away.
 
         Args:
-            saver: asks them.
+            saver: the saver that asks them.
         """
         try:
             return saver.server_generations()

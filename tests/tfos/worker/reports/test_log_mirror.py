@@ -142,7 +142,7 @@ def test_the_end_does_not_wait_for_a_file_system_that_hangs(places, monkeypatch,
     mirror = LogMirror(str(here), str(there))
     mirror.start()
     mirror.close(0.05)
-    assert "the last log files are not in" in caplog.text
+    assert "the last log files were not sent to" in caplog.text
     hangs.set()
     mirror.close(10.0)
 

@@ -445,7 +445,7 @@ def test_a_server_that_does_not_return_after_a_save_leaves_open_whether_the_batc
     bed.saver.save_now = save_and_die  # type: ignore[method-assign]
     bed.batches.trained("input", 0, PLACE)
     last = bed.said[-1]
-    assert "step 1 has batch 5, and a parameter server has been away since then" in last.error
+    assert "step 1 has batch 5, but a parameter server has been away since then" in last.error
     assert (last.is_lost, last.trained) == (False, {"q": 5})
     bed.saver.save_now = save_now  # type: ignore[method-assign]
     bed.saver.starts, bed.saver.restored_at = (0, 1), (-1, restored)
@@ -474,7 +474,7 @@ def test_a_lost_batch_whose_id_stays_in_the_newest_save_is_said():
     last = bed.said[-1]
     assert LOST in last.error
     assert (
-        "the save without its id failed (OSError: No space left): a run that resumes from step 1 "
+        "the save without its id failed (OSError: No space left). A run that resumes from step 1 "
         "skips the batch"
     ) in last.error
     assert last.is_lost

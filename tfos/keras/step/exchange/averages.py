@@ -1,6 +1,6 @@
 """The servers' moving averages of the parameters (`use_ema`), in the local optimizer.
 
-Covers: its averages, filled at every pull, so that Keras's own code finds them (the end of `fit`,
+Covers: filling its averages at every pull, so that Keras's own code finds them (the end of `fit`,
 the callback SwapEMAWeights, saved optimizers).
 Does not: compute averages (ps.dense.ema).
 Threads: the thread that trains.
@@ -22,7 +22,7 @@ class Averages:
     """The averages of one model's trainable variables.
 
     Args:
-        model: built, with an optimizer that has use_ema; its optimizer gets its (fresh) slots.
+        model: a built model, whose optimizer has use_ema and gets its (fresh) slots.
         groups: all groups of the model.
     """
 
@@ -42,8 +42,8 @@ class Averages:
         """Assign the servers' newest averages; before the first update, the values.
 
         Args:
-            client: of the servers.
-            timeout_s: for them to come; None: the client's.
+            client: client of the servers.
+            timeout_s: seconds to wait for them; None: the client's timeout.
         """
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Exchange: sends what steps have computed, and lets the variables be what the servers answer.
+"""Exchange: sends what steps have computed, and sets the variables to what the servers answer.
 
 Covers: pushes in flight and the order in which their answers become the variables' values; pull,
 assign; how many updates and rows of this worker the servers have.
@@ -36,18 +36,18 @@ class AppliedPush:
 
 
 class ParameterExchange:
-    """Keeps the variables of an attached model and the servers' parameters together.
+    """Keeps the variables of an attached model equal to the servers' parameters.
 
     Args:
         client: the process's PSClient, attached.
         model: the model.
-        variables: its own, in the servers' groups.
-        times: counts the waits for pulls.
+        variables: the model's variables, in the servers' groups.
+        times: clock that counts the waits for pulls.
 
     Attributes:
-        steps: pushes of this worker that the servers have acknowledged.
-        rows: rows in those, and in batches that are only accumulated so far.
-        clock: updates of the servers that the local variables contain.
+        steps: number of this worker's pushes that the servers have acknowledged.
+        rows: number of rows in those, and in batches that are only accumulated so far.
+        clock: number of the servers' updates that the local variables contain.
     """
 
     def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
@@ -60,7 +60,7 @@ class ParameterExchange:
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
         self._rows_waiting = self._batches_waiting = 0
         self._batches_of_pushes: deque[int] = deque()
-        """Also of pushes that have ended: `_batches_in_flight` drops them."""
+        """Batches of each push, ended ones included: `_batches_in_flight` drops those."""
         self._frozen = HeldWeights(variables.frozen)
         self.steps = 0
         self.rows = 0
@@ -68,25 +68,25 @@ class ParameterExchange:
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether the servers keep moving averages, which each pull brings."""
+        """Whether the servers keep moving averages, which each pull fetches."""
         return self._averages is not None
 
     @property
     def num_in_flight(self) -> int:
-        """Pushes without an answer."""
+        """Number of pushes without an answer."""
         return len(self._in_flight)
 
     @property
     def batches_under_way(self) -> int:
-        """Last batches, the first of which is in no push that was acknowledged."""
+        """Number of last batches, from the first one that no acknowledged push contains."""
         return sum(self._batches_in_flight()) + self._batches_waiting
 
     def push(self, push: OutgoingPush, *, most_in_flight: int) -> None:
-        """Send a step's push, and adopt the answer of the one whose turn it is.
+        """Send a step's push, and adopt the answer of the push whose turn it is.
 
         Args:
-            push: of the newest step.
-            most_in_flight: pushes that may be without an answer when this returns; 0: none.
+            push: push of the newest step.
+            most_in_flight: most pushes that may lack an answer when this returns.
         """
         rows, self._rows_waiting = push.rows + self._rows_waiting, 0
         self._batches_in_flight().append(self._batches_waiting + 1)
@@ -115,26 +115,26 @@ class ParameterExchange:
         self._replica.give(received)
 
     def accumulate(self, rows: int) -> None:
-        """Count the rows of a batch whose gradient goes with a later push."""
+        """Count the rows of a batch whose gradient a later push contains."""
         self._rows_waiting += rows
         self._batches_waiting += 1
         self.rows += rows
 
     def skip(self) -> None:
-        """Count a batch that goes into no push: those before it may be under way."""
+        """Count a batch that no push contains: those before it may be in flight."""
         if self.batches_under_way:
             self._batches_waiting += 1
 
     def adopt_oldest(self) -> None:
         """Wait for the oldest push in flight and take its values."""
         applied = self._in_flight.oldest()
-        # The layers' own statistics have moved on since: they are taken over by the next pull.
+        # The layers' own statistics have moved on since: the next pull assigns them.
         count = applied.clock + len(self._in_flight)
         self._replica.adopt(applied.received, count, statistics=False)
         self._give_back(applied)
 
     def raise_failed(self) -> None:
-        """Raise the error of a push that has failed by now, without waiting for any."""
+        """Raise the error of a push that has already failed, without waiting for any."""
         self._in_flight.raise_failed()
 
     def drain(self) -> None:
@@ -143,14 +143,14 @@ class ParameterExchange:
             self._give_back(self._in_flight.oldest())
 
     def forget(self) -> None:
-        """Wait for no push any more; the pipeline's thread ends after those that it has."""
+        """Stop waiting for pushes; the pipeline's thread ends after those that it has."""
         self._in_flight.close()
 
     def pull(self, timeout_s: float | None = None) -> None:
-        """Take the servers' newest values, and their averages if it keeps any; drain before it.
+        """Take the servers' newest values, and their averages if they keep any; drain first.
 
         Args:
-            timeout_s: for them to come; None: the client's.
+            timeout_s: seconds to wait for them; None: the client's timeout.
         """
         received = self._replica.take()
         with self._times.on("pull"):
@@ -162,54 +162,54 @@ class ParameterExchange:
             self._averages.pull(self._client, timeout_s)
 
     def check_unchanged(self) -> None:
-        """Refuse values that the program has given to single variables: the next answer ends them.
+        """Refuse values that the program gave to single variables: the next answer overwrites them.
 
-        Not with averages: callbacks that swap them with the weights round.
+        Averages are exempt: callbacks that swap them with the weights round them.
 
         Raises:
             UnsupportedModel: names a variable.
         """
         if path := self._frozen.changed():
             raise UnsupportedModel(
-                f"weights that do not train were changed after ctx.distribute(model) ({path!r}): "
-                "the parameter servers, their checkpoints and workers that start again keep those "
-                "of before. Call load_weights, set_weights or assign before "
+                f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
+                "The parameter servers, their checkpoints and restarted workers keep the previous "
+                "values. Call load_weights, set_weights or assign before "
                 f"ctx.distribute(model). {MOVING_COPY}"
             )
         self.check_trained()
 
     def check_trained(self) -> None:
-        """As `check_unchanged`, of the variables alone that the next answer of a push ends.
+        """Do as `check_unchanged`, but only for the variables that the next answer overwrites.
 
         Raises:
             UnsupportedModel: names a variable.
         """
         if path := self.changed_here():
             raise UnsupportedModel(
-                f"{path!r} has other values here than on the parameter servers, whose next answer "
-                "would overwrite them: load_weights or set_weights of a layer or of a model inside "
-                "of this one, assign, or the training of another model that shares the layer, does "
-                "not reach the servers, also not from a callback. Call it before "
-                "ctx.distribute(model), or set_weights or load_weights of the whole model, with "
-                "tables only before the first step; where another model was trained, build and "
-                "compile this one anew: keras.Model(model.inputs, model.outputs)"
+                f"{path!r} was changed after ctx.distribute(model), but only in this process; the "
+                "next answer of the parameter servers would overwrite it. load_weights or "
+                "set_weights of a layer or of a nested model, assign, and training another model "
+                "that shares the layer do not reach the servers. Set weights before "
+                "ctx.distribute(model), or call set_weights or load_weights of the whole model "
+                "(with tables, only before the first step). If another model was trained, rebuild "
+                "and compile this one: keras.Model(model.inputs, model.outputs)"
             )
 
     @property
     def knows_values(self) -> bool:
-        """Whether `changed_here` can tell; not while the received values' memory takes others."""
+        """Whether `changed_here` can compare; not while the buffer receives other values."""
         return self._replica.knows_values
 
     def changed_here(self) -> str:
-        """Return the path of a variable that has other values than received; empty: none known."""
+        """Return the path of a variable changed since its values came; empty: none is known."""
         return "" if self.keeps_averages else self._replica.changed_here()
 
     def forget_values(self) -> None:
-        """Let the variables have values of the program's own until the servers' next answer."""
+        """Allow the variables to have the program's own values until the servers' next answer."""
         self._replica.forget_values()
 
     def assign(self) -> None:
-        """Put the model's present values on the servers, after all pushes."""
+        """Put the model's current values on the servers, after all pushes."""
         self.drain()
         self._client.assign({group.name: group.values() for group in self._variables.groups})
 
@@ -230,7 +230,7 @@ class ParameterExchange:
         return AppliedPush(received, ack.clock, push.rows)
 
     def _batches_in_flight(self) -> deque[int]:
-        """Return the batches of each push in flight, the oldest first."""
+        """Return the number of batches of each push in flight, the oldest first."""
         while len(self._batches_of_pushes) > len(self._in_flight):
             self._batches_of_pushes.popleft()
         return self._batches_of_pushes

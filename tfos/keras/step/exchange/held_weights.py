@@ -1,12 +1,12 @@
 """Values of the weights that nothing trains, held to tell whether the program has changed them.
 
 Covers: the comparison, which reads no value where nothing was written.
-Does not: compare trained weights (tfos.keras.step.exchange.replica), which has more than one place
-where they may be; refuse a change.
+Does not: compare trained weights, whose values may be in several places
+(tfos.keras.step.exchange.replica); refuse a change.
 Threads: the thread that trains.
 
-A held tensor shares the memory of its variable. Whatever writes a variable gives it other memory
-while somebody holds what it had, so one address means equal values.
+A held tensor shares the memory of its variable. Writing a variable gives it other memory while
+somebody holds the old one, so an equal address means equal values.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class HeldWeights:
     """The values of frozen variables as they were.
 
     Args:
-        groups: the variables, with the values that count.
+        groups: the variables, with the values to compare with.
     """
 
     def __init__(self, groups: Sequence[VariableGroup]) -> None:
         self._held = [(each, read(each)) for group in groups for each in group.variables]
 
     def changed(self) -> str:
-        """Return the path of a variable that has other values than before; empty: none has."""
+        """Return the path of a variable whose values have changed; empty: there is none."""
         for place, (variable, held) in enumerate(self._held):
             now = read(variable)
             if address(now) == address(held):
                 continue
             if not np.array_equal(raw_bytes(now), raw_bytes(held)):
                 return str(variable.path)
-            self._held[place] = variable, now  # written with the values that it had
+            self._held[place] = variable, now  # written with its old values
         return ""
 
 
@@ -56,7 +56,7 @@ def read(variable: Any) -> Any:
 
 
 def address(tensor: Any) -> int | None:
-    """Return where a tensor's values are, on whatever device; None: it has none."""
+    """Return the address of a tensor's values, on any device; None: it has none."""
     import tensorflow as tf
 
     described = tf.experimental.dlpack.to_dlpack(tensor)

@@ -27,14 +27,14 @@ class OutgoingPush:
     """What a step sends."""
 
     grads: dict[str, Array | list[Array]]
-    """By group the flat gradient, or its parts, or the statistics: [num_elements]."""
+    """Flat gradient, its parts, or the statistics, [num_elements], by group."""
     hyper: Hyper
     rows: int
-    """Rows of the step's batch."""
+    """Number of rows in the step's batch."""
     metadata: AttachedMetadata | None
     table_grads: TableArrays
     ahead: BatchRows | None
-    """Filled by the answer."""
+    """Rows of a later batch, which the answer fills."""
 
 
 def arrays_by_group(variables: Variables, output: StepOutput) -> dict[str, Array | list[Array]]:
@@ -42,7 +42,7 @@ def arrays_by_group(variables: Variables, output: StepOutput) -> dict[str, Array
 
     Args:
         variables: the model's.
-        output: of a complete step.
+        output: output of a complete step.
     """
     arrays: dict[str, Array | list[Array]] = {
         group.name: list(map(array, parts))
@@ -58,9 +58,9 @@ def hyper_of(variables: Variables, output: StepOutput, *, is_sync: bool) -> Hype
 
     Args:
         variables: the model's.
-        output: of a complete step.
+        output: output of a complete step.
         is_sync: whether the step's own scalars apply. Otherwise the servers count each bucket's
-            updates themselves, also those of others.
+            updates themselves, those of other workers included.
     """
     values = [float(value) for value in output.scalars.numpy()]
     if not is_sync or len(values) == 1:

@@ -25,8 +25,8 @@ from tfos.keras.step.exchange.held_weights import address, read
 from tfos.keras.step.variables import VariableGroup, raw_bytes
 
 MAX_SHARED = 4
-"""Buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor that
-somebody keeps holds the memory of all parameters."""
+"""Most buffers whose memory tensors may hold. Beyond it the variables get copies: a small tensor
+that somebody keeps holds the memory of all parameters."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,9 +58,9 @@ class Received:
 class GroupAssignment:
     """Gives the variables of one group their parts of a flat array.
 
-    A tensor that is made of an array costs more than the assignment of a variable, so the array
-    becomes one tensor, and a compiled function cuts it. It runs in the calling thread: to wake
-    TensorFlow's costs more than the work.
+    Making a tensor from an array costs more than assigning a variable, so the array becomes one
+    tensor, which a compiled function cuts. It runs in the calling thread: waking TensorFlow's
+    threads costs more than the work.
 
     Args:
         group: the variables.
@@ -95,7 +95,7 @@ class GroupAssignment:
 
 
 class Replica:
-    """Keeps a model's variables at the values of the servers.
+    """Keeps a model's variables at the servers' values.
 
     Args:
         groups: the variables that the servers hold.
@@ -111,23 +111,23 @@ class Replica:
         self._given: list[Received] = []
         self._adopted: Received | None = None
         self._copies: dict[int, Any] = {}
-        """By variable a tensor over its memory, which is its own and has the received values. What
-        writes a variable gives it other memory while somebody holds what it had."""
+        """Tensors over the memory of variables that hold received values in memory of their own, by
+        variable. Writing a variable gives it other memory while somebody holds the old one."""
 
     @property
     def knows_values(self) -> bool:
-        """Whether the received values are there, with which `changed_here` compares."""
+        """Whether the received values, with which `changed_here` compares, are still there."""
         return self._adopted is not None
 
     def hold_copies(self) -> None:
-        """Hold the variables' values as they are, just adopted, to be compared by their place."""
+        """Hold the variables' values, just adopted, to compare them by their address."""
         for variable, _, own in self._outside():
             self._copies[id(variable)] = own
 
     def changed_here(self) -> str:
         """Return the path of a trained variable that has other values than received; empty: none.
 
-        Asked while nothing is in flight; it compares values only where nothing has held them.
+        Call it while nothing is in flight; it compares values only where no tensor held them.
         """
         for variable, received, own in self._outside():
             held = self._copies.get(id(variable))
@@ -155,7 +155,7 @@ class Replica:
                     yield variable, flat[part], own
 
     def forget_values(self) -> None:
-        """Ask no more whether the variables are as received, until the next values come."""
+        """Stop comparing the variables with what was received, until the next values come."""
         self._adopted = None
         self._copies.clear()
 
@@ -173,14 +173,14 @@ class Replica:
         self._given.append(received)
 
     def adopt(self, received: Received, iterations: int, *, statistics: bool = True) -> None:
-        """Let the variables have received values; the trainable ones share the buffer's memory.
+        """Set the variables to received values; the trainable ones share the buffer's memory.
 
         Args:
-            received: values of all groups; not to be written before `take` returns it again.
+            received: values of all groups; do not write to it before `take` returns it again.
             iterations: new value of the optimizer's `iterations`.
             statistics: whether to assign the layers' statistics as well.
         """
-        self._copies.clear()  # before the variables get other memory, so that this one is free then
+        self._copies.clear()  # before the variables get other memory, so that this memory is free
         is_full = sum(given.is_shared for given in self._given) >= MAX_SHARED
         for group in self._groups:
             if not group.trainable and not statistics:

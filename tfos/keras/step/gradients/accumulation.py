@@ -41,7 +41,7 @@ class Accumulator:
         """Add a batch's gradients; for compiled functions.
 
         Args:
-            gradients: by id of their variable, tensors of its shape, float64 for a variable of
+            gradients: tensors by id of their variable, with its shape; float64 for a variable of
                 float64, else float32.
             finite: scalar bool tensor; False skips the batch.
 

@@ -38,29 +38,29 @@ MAX_DENSIFIED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Result of one step: tensors that are not sent yet."""
+    """Result of one step: tensors that were not sent yet."""
 
     logs: Any
     gradients: Sequence[Sequence[Any]]
-    """Of each trainable group the flat tensors whose concatenation is its gradient."""
+    """Flat tensors of each trainable group, whose concatenation is its gradient."""
     statistics: Sequence[Any]
     """One flat tensor per group of statistics."""
     finite: Any
-    """Scalar bool: no NaN and no infinity in any gradient."""
+    """Scalar bool: whether no gradient has a NaN or an infinity."""
     complete: Any
-    """Scalar bool: the gradients are to be pushed, not only accumulated."""
+    """Scalar bool: whether to push the gradients, not only accumulate them."""
     scalars: Any
     """float64: the learning rate, then the scalars of `optimizers.step_scalars`."""
     row_gradients: Sequence[RowGradient] = ()
-    """Of each trained Embedding, in the order of `GradientStep.trained_layers`."""
+    """Row gradient of each trained Embedding, in the order of `GradientStep.trained_layers`."""
 
 
 class GradientStep:
     """The compiled step of one model.
 
     Args:
-        model: compiled.
-        variables: the model's, in the servers' groups.
+        model: the compiled model.
+        variables: the model's variables, in the servers' groups.
         clips_here: whether the worker clips gradients before they are pushed.
         skips: whether a step whose gradient is not finite is left out, of the metrics as well. The
             statistics of layers skip it, too, also where it is skipped to search a loss scale.
@@ -116,7 +116,7 @@ class GradientStep:
 
         Args:
             data: nested tensors.
-            rows: of the batch, filled; None: the model has no tables.
+            rows: rows of the batch, filled; None: the model has no tables.
         """
         given: tuple[Any, ...] = (data, {}, [])
         if rows is not None:
@@ -137,13 +137,13 @@ class GradientStep:
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
                 f"layer {inside.layer.name!r} looks its rows up inside the step, because "
-                f"{inside.why_inside}, and XLA cannot compile that; compile the model with "
+                f"{inside.why_inside}. XLA cannot compile that; compile the model with "
                 "jit_compile=False"
             )
         return ids
 
     def _refuse_strings(self, data: Any) -> None:
-        """Refuse what would be an argument of the compiled step, although positions are used."""
+        """Refuse strings that the compiled step would get as arguments beside the positions."""
         import tensorflow as tf
 
         parts = data if isinstance(data, tuple) else (data,)
@@ -155,13 +155,13 @@ class GradientStep:
         ]
         if strings:
             raise UnsupportedModel(
-                f"the batch has the strings {strings}, and XLA takes none; compile the model with "
+                f"the batch has the strings {strings}, but XLA takes none. Compile the model with "
                 "jit_compile=False, hash features to integers before the model gets them "
                 "(keras.layers.Hashing), or drop in map() what it does not use"
             )
 
     def _own_step(self, data: Any) -> tuple[Any, Captured]:
-        if isinstance(data, tuple) and len(data) > 1:  # of a traced step once per kind of batch
+        if isinstance(data, tuple) and len(data) > 1:  # if traced, once per kind of batch
             check_labels(self._model, data[1])
         with intercepted(self._optimizer) as captured:
             return self._model.train_step(data), captured
@@ -221,7 +221,7 @@ class GradientStep:
         """Return the pairs without those of anchors, and each trained layer's row gradient.
 
         Args:
-            pairs: of gradient and variable, as the model's train_step gave them.
+            pairs: pairs of gradient and variable, as the model's train_step gave them.
             used: the layers that the step called.
         """
         import tensorflow as tf
@@ -291,7 +291,7 @@ class GradientStep:
 
 def _given_twice(path: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"train_step gives {path!r} twice in one apply, and the parameter servers take one "
+        f"train_step gives {path!r} twice in one apply, but the parameter servers take one "
         "gradient per variable and step; add the gradients, or differentiate the sum of the losses"
     )
 

@@ -19,8 +19,8 @@ class Captured:
     """Replacement of the optimizer's `apply` during one step.
 
     Args:
-        optimizer: the model's.
-        place: where TensorFlow builds the step; `apply` must be called there.
+        optimizer: the model's optimizer.
+        place: graph in which TensorFlow builds the step; `apply` must be called there.
     """
 
     def __init__(self, optimizer: Any, place: Any) -> None:
@@ -33,17 +33,17 @@ class Captured:
 
         Args:
             grads: one tensor per trainable variable.
-            trainable_variables: in the same order; required, though Keras has a default.
+            trainable_variables: variables in the same order; required, though Keras has a default.
         """
         if self._pairs is not None:
             raise UnsupportedModel(
-                "train_step applies gradients more than once in a step; the parameter servers take "
-                "one gradient per step: add the losses, or the gradients, and apply once"
+                "train_step applies gradients more than once in a step, but the parameter servers "
+                "take one gradient per step; add the losses, or the gradients, and apply once"
             )
         if _place() is not self._place:
             raise UnsupportedModel(
                 "train_step applies its gradients inside a tf.function, tf.cond or tf.while_loop "
-                "inside the step; remove that wrapper: the whole step is compiled anyway"
+                "inside the step; remove that wrapper, as the whole step is compiled anyway"
             )
         if trainable_variables is None:
             raise UnsupportedModel(

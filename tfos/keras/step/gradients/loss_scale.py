@@ -1,4 +1,4 @@
-"""Loss scale of a step: gradients are divided by it; a dynamic one is searched.
+"""Loss scale of a step: divides gradients by it, and searches a dynamic one.
 
 Covers: the scale of LossScaleOptimizer, and of an optimizer's own `loss_scale_factor`.
 Does not: scale the loss; Keras does.      Threads: those of the step.
@@ -27,10 +27,10 @@ class LossScale:
             optimizer.build([])
 
     def removed_from(self, gradient: Any) -> Any:
-        """Return a gradient of the loss itself, as float32, or float64 where it is that.
+        """Return a gradient of the loss itself, as float32, or float64 if the gradient is float64.
 
         Args:
-            gradient: tensor, of the scaled loss. A scale of 65536 and more is infinity in float16.
+            gradient: tensor of the scaled loss. A scale of 65536 or more is infinite in float16.
         """
         import tensorflow as tf
 

@@ -1,6 +1,6 @@
 """Missing gradients: variables that a step does not reach.
 
-Covers: the steps that are refused for them, the warning.
+Covers: refusing steps because of them, the warning.
 Does not: find them (tfos.keras.step.gradients.gradient_step).
 
 Keras skips a variable whose gradient is None. Here its part of the flat gradient is zero. With
@@ -23,15 +23,15 @@ class MissingGradients:
     """The variables of one model that get no gradient.
 
     Args:
-        variables: the model's.
-        optimizer: the inner one, whose rule the servers have.
+        variables: the model's variables.
+        optimizer: the inner optimizer, whose rule the servers have.
     """
 
     def __init__(self, variables: Variables, optimizer: Any) -> None:
         self._variables = variables
         self._inner = optimizer
         self._known: frozenset[int] | None = None
-        """Ids of those of the first kind of batch."""
+        """Ids of the variables without gradient in the first kind of batch."""
 
     def check(self, missing: Sequence[Any]) -> None:
         """Refuse a step in which a variable without gradient would move.
@@ -66,7 +66,7 @@ class MissingGradients:
         elif differing := ids ^ self._known:
             paths = [v.path for v in self._variables.trained if id(v) in differing]
             raise UnsupportedModel(
-                f"{paths} have gradients in some kinds of batches and none in others, where the "
-                "servers' momentum would move them and Keras would not. Let every batch reach the "
-                "same variables"
+                f"{paths} have gradients in some kinds of batches only. In the others, the "
+                "servers' momentum would move them, but Keras would not. Let every batch reach "
+                "the same variables"
             )

@@ -1,7 +1,7 @@
-"""Own writes: steps that change variables of the servers beside `optimizer.apply`.
+"""Own writes: steps that change variables of the servers other than by `optimizer.apply`.
 
 Covers: a compiled step with its branches, loops and nested functions; an eager step.
-Does not: look at the layers' statistics (BatchNorm), which a step may write: they are pushed.
+Does not: check the layers' statistics (BatchNorm), which a step may write: they are pushed.
 Threads: that of the step.
 """
 
@@ -47,8 +47,8 @@ class OwnWrites:
                     "self.optimizer.apply(gradients, variables) only"
                 )
             raise UnsupportedModel(
-                f"train_step writes {variable.path!r}, which does not train, so the parameter "
-                "servers and their checkpoints keep its first value, and each worker that starts "
+                f"train_step writes {variable.path!r}, which is not trained. The parameter "
+                "servers and their checkpoints keep its first value, so each worker that starts "
                 f"or resumes would begin with that. {MOVING_COPY}"
             )
 
@@ -102,7 +102,7 @@ class _Bodies:
     def _body_writes(self, name: str, at: int) -> bool:
         """Return whether a function writes its argument `at`, counted from the last: -1.
 
-        From the last, as branches and loops have inputs of their own before those.
+        It counts from the last, because branches and loops have their own inputs before those.
         """
         if self._functions is None:
             library = self._graph.as_graph_def().library

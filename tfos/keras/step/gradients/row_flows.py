@@ -40,9 +40,9 @@ class GivenRows:
     """The flow of a compiled step: rows of a prepared batch, in the order of its calls.
 
     Args:
-        rows: by table [distinct + 1 or more, dim].
-        positions: of each call that is ahead, [n] int32.
-        calls: of the batch's kind.
+        rows: rows by table, [distinct + 1 or more, dim].
+        positions: positions of each call that is ahead, [n] int32.
+        calls: calls of the batch's kind.
         layers: the model's Embeddings.
 
     Attributes:

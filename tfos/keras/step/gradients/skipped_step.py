@@ -1,12 +1,12 @@
 """What a skipped step leaves as it was: metrics, and the layers' statistics.
 
-Covers: states before a step, their return after one that is skipped, that step's logs.
+Covers: states before a step, restoring them after a skipped one, that step's logs.
 Does not: decide what is skipped (tfos.keras.step.trainer).
 Threads: those of the step.
 
-Keras updates loss and metrics inside of `train_step`, and layers their statistics, before anybody
-knows whether the gradient is finite. One NaN in a running mean stays there: in a metric until the
-end of the epoch, in a statistic of BatchNormalization for good.
+In `train_step`, Keras updates loss and metrics, and layers update their statistics, before it is
+known whether the gradient is finite. A NaN in a running mean stays there: in a metric until the end
+of the epoch, in a statistic of BatchNormalization for good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StatesBefore:
     """Variables as they are before a step; for compiled functions.
 
     Args:
-        variables: of Keras.
+        variables: Keras variables.
     """
 
     def __init__(self, variables: Iterable[Any]) -> None:
@@ -28,7 +28,7 @@ class StatesBefore:
         self._states = [(variable.value, tf.identity(variable.value)) for variable in variables]
 
     def restored_unless(self, finite: Any) -> None:
-        """Take the variables back where the step's gradient is not finite.
+        """Restore the variables if the step's gradient is not finite.
 
         Args:
             finite: scalar bool tensor.
@@ -43,7 +43,7 @@ class MetricsBefore:
     """The metrics as they are before a step; for compiled functions.
 
     Args:
-        model: built and compiled.
+        model: the built and compiled model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -53,11 +53,11 @@ class MetricsBefore:
         self._known = {id(each) for each in known}
 
     def restored_unless(self, finite: Any, logs: Any) -> Any:
-        """Take the metrics back where the step's gradient is not finite; return the step's logs.
+        """Restore the metrics if the step's gradient is not finite; return the step's logs.
 
         Args:
             finite: scalar bool tensor.
-            logs: what `train_step` returned; values that are not the metrics' stay as they are.
+            logs: logs that `train_step` returned; values other than metrics stay as they are.
         """
         import tensorflow as tf
 

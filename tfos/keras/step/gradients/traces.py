@@ -1,4 +1,4 @@
-"""Traces: what a compiled step makes once of each kind of batch.
+"""Traces: what a compiled step makes once for each kind of batch.
 
 Covers: which batches are of one kind; lengths that vary, which are traced as unknown.
 Does not: know what is traced.      Threads: one at a time.
@@ -13,10 +13,10 @@ from keras import tree
 
 
 class Traces:
-    """What was made of each kind of batch: nesting, dtypes, shapes without the batch dimension.
+    """Results for each kind of batch: nesting, dtypes, shapes without the batch dimension.
 
     Args:
-        trace: makes it from the nested specs of a batch, given one by one.
+        trace: function that makes the result from the nested specs of a batch, given one by one.
     """
 
     def __init__(self, trace: Callable[..., Any]) -> None:
@@ -32,7 +32,7 @@ class Traces:
         return tree.pack_sequence_as(structure, specs)
 
     def find(self, data: tuple[Any, ...]) -> Any:
-        """Return what takes this batch; make it if there is none."""
+        """Return the result that takes this batch; make it if there is none."""
         structure = tree.map_structure(lambda _: None, data)
         leaves = tree.flatten(data)
         for known, specs, concrete in reversed(self._found):
@@ -68,7 +68,7 @@ def _fits(spec: Any, leaf: Any) -> bool:
         return spec is leaf
     if type(spec) is not tf.TensorSpec or not hasattr(leaf, "_shape_tuple"):
         return bool(spec.is_compatible_with(leaf))
-    # The same by hand for a tensor that is there: TensorFlow takes 20 us for it, in each step.
+    # The same by hand for an existing tensor: TensorFlow takes 20 us for it in each step.
     if leaf.dtype != spec.dtype or spec.shape.rank is None:
         return bool(spec.is_compatible_with(leaf))
     dims, own = spec.shape.as_list(), leaf._shape_tuple()
