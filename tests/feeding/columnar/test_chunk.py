@@ -233,7 +233,7 @@ def test_golden_bytes():
     assert messages.encode(messages.Put(chunk.meta)).hex() == GOLDEN_META
     assert bytearray().join(chunk.encode()).hex() == GOLDEN_PAYLOAD
     hello = messages.Hello(feed="f", epoch=2)
-    assert messages.encode(hello).hex() == "98a548656c6c6f05a1660200c20000"
+    assert messages.encode(hello).hex() == "98a548656c6c6f01a1660200c20000"
     status = messages.FeedStatus(7, 8, room=True, draining=False)
     assert messages.encode(status).hex() == "9b0708c3c2c20000000000c2"
 

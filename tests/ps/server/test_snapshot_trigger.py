@@ -207,7 +207,7 @@ def test_a_save_whose_servers_stay_a_clock_apart_says_so():
             return super().ask(request, answer, timeout_s=timeout_s)
 
     servers = Apart([(4, True), (5, True)], [(4, False), (5, True)])
-    said = r"ps:1 is silent\. .* they were ps:0 at 4, ps:1 at 5\. .*nobody_trains=True"
+    said = r"ps:1 is silent\. .* the last clocks were ps:0 at 4, ps:1 at 5\. .*nobody_trains=True"
     with pytest.raises(RequestTimeout, match=said) as raised:
         _snapshot(servers, NOW, float("inf"), is_agreed=True)
     assert raised.value.details == {"server": "1"}

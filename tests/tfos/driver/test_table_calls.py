@@ -286,7 +286,7 @@ def test_loaded_rows_are_saved_or_a_warning_says_that_they_are_not(tmp_path, cap
             bed.restart(rank, tmp_path, generation=1)
         assert (calls.lookup("user", LOADED) == 2.0).all()
         assert calls.load_rows("user", loaded_frame()) == 0
-        assert "not in a checkpoint yet: main_fun does not run. A server" in caplog.text
+        assert "not in a checkpoint yet: main_fun is not running. A server" in caplog.text
 
 
 def test_rows_that_a_task_cannot_load_are_refused_by_name():

@@ -193,7 +193,11 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
         (RowMapper("b", "a"), {"a": LABELS}, r"feature_cols='b', but the rows have \['a'\]"),
         (RowMapper(0, 5), (MATRIX, LABELS), "label_cols=5, but the rows have 2 values"),
         (RowMapper([], 0), (MATRIX, LABELS), "feature_cols selects nothing"),
-        (RowMapper(), ("text", LABELS), "str, which is no array; map_fn=... must return arrays"),
+        (
+            RowMapper(),
+            ("text", LABELS),
+            "the batch holds str, not an array; map_fn=... must return arrays",
+        ),
         (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
         (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
         (RowMapper(0, 1), LISTS, r"feature_cols=0, but each row is one list.*\(list, label\)"),
