@@ -110,7 +110,7 @@ def test_a_push_of_no_rows_names_push_null_and_takes_no_number(pulls: bool):
         one, other = bed.workers(manifest, filled(manifest))
         before = [link.sequence for link in one._servers.links]
         push = partial(one.push_pull, values, into) if pulls else partial(one.push, values)
-        with pytest.raises(PSSettingsError, match=r"at least 1 row, got 0.*Call push_null\(\)"):
+        with pytest.raises(PSSettingsError, match=r"at least 1 row, got 0.*call push_null\(\)"):
             push(hyper=Hyper(0.1), rows=0)
         assert [link.sequence for link in one._servers.links] == before
         succeeded(run_all(one.push_null, partial(other.push, values, hyper=Hyper(0.1), rows=4)))

@@ -550,7 +550,7 @@ def test_an_export_never_takes_the_place_of_other_files(cluster, tmp_path, place
     fs.write(f"{root}/run.keras/data/rows", b"mine")
     for path in (root, f"{root}/run.keras"):
         with pytest.raises(
-            SettingsError, match=r"no part of an exported model.*name a path below it"
+            SettingsError, match=r"not part of an exported model.*name a path below it"
         ):
             export(make_model(), path, cluster.contexts[0])
     with fs.open(f"{root}/run.keras/data/rows") as file:

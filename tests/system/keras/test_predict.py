@@ -283,7 +283,7 @@ def test_a_saved_model_that_does_not_tell_the_order_of_its_inputs_takes_named_on
     digits = Digits().digits
     tf.saved_model.save(tf.Module(), str(tmp_path / "m"), signatures=digits)
     signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
-    with pytest.raises(SettingsError, match="order of its inputs a, b, c, e, f, z;"):
+    with pytest.raises(SettingsError, match=r"order of its inputs a, b, c, e, f, z\. Name"):
         answered_by(signature)
     assert answered_by(signature, "bacfez") == [float("bacfez".index(name)) for name in "abcefz"]
 
@@ -390,9 +390,9 @@ def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
         with pytest.raises(SettingsError, match=text):
             loading.read_signature(ModelSource(path=str(path)))
     path = save(mlp(), tmp_path / "m")
-    with pytest.raises(SettingsError, match=r"has no signature 'other', it has \['serv"):
+    with pytest.raises(SettingsError, match=r"has no signature 'other', only \['serv"):
         loading.read_signature(ModelSource(path=path, name="other"))
-    keras.saving.register_keras_serializable(__name__)(Free)
+    keras.saving.register_keras_serializable(f"{__name__}.damaged")(Free)
     with pytest.raises(UnsupportedModel, match="a Free without fixed inputs"):
         loading.read_signature(ModelSource(path=save(free, tmp_path / "f.keras")))
 
@@ -509,6 +509,7 @@ class Free(keras.Model):  # type: ignore[misc]  # Keras is not checked
         return self.user(ids)
 
 
+@pytest.mark.filterwarnings("ignore:Model 'free.*' had a build config")
 def test_an_export_of_a_model_without_fixed_inputs_is_refused_before_its_index_is_built(
     tmp_path, monkeypatch
 ):
@@ -541,5 +542,5 @@ def test_an_export_that_is_replaced_between_its_model_and_its_rows_is_refused(
 
     monkeypatch.setattr(served_model, "dense_model", replaced)
     monkeypatch.setenv("TFOS_SERVING_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SettingsError, match=r"become the state second, .* the state first; call"):
+    with pytest.raises(SettingsError, match=r"now has the state second, .* the state first\. Call"):
         loading.read_signature(ModelSource(path=str(tmp_path / "e")))
