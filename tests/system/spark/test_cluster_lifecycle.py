@@ -240,7 +240,7 @@ def test_calls_out_of_order_name_the_phase(spark):
         cluster.start(nothing, None)
         with pytest.raises(PhaseError, match=r"start\(\) needs the cluster to be RESERVED"):
             cluster.start(nothing, None)
-        with pytest.raises(SettingsError, match="qname='other' is no feed"):
+        with pytest.raises(SettingsError, match="qname='other' is not a feed"):
             cluster.train(_rows(spark), qname="other")
         with pytest.raises(SettingsError, match="RDD or a DataFrame, got list"):
             cluster.train([1, 2, 3])

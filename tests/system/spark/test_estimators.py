@@ -488,12 +488,12 @@ def test_an_estimator_is_saved_by_the_names_of_its_functions(frame, tmp_path):
     estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).class_weight == {0: 1.5}
     estimator.callbacks = [1]
-    with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
+    with pytest.raises(SettingsError, match=r"callbacks=\[1\] are objects and cannot be saved"):
         estimator.write().overwrite().save(str(tmp_path / "e"))
     assert KerasEstimator.load(str(tmp_path / "e")).getEpochs() == 3  # the older one is still there
     with pytest.raises(SettingsError, match=r"model_fn .*lambda.* cannot be saved"):
         KerasEstimator(model_fn=lambda: None).write().save(str(tmp_path / "f"))
-    with pytest.raises(SettingsError, match=r"callbacks=\[1\] cannot be saved"):
+    with pytest.raises(SettingsError, match=r"callbacks=\[1\] are objects and cannot be saved"):
         KerasEstimator(model_fn=compiled, callbacks=[1]).write().save(str(tmp_path / "g"))
 
 
@@ -515,7 +515,7 @@ def test_a_model_may_be_larger_than_the_largest_result_of_a_job(frame, tmp_path)
         conf.remove(name)
     assert (loaded.content, loaded.custom_objects) == (content, {"linear": print})
     (tmp_path / "m" / "model.keras").unlink()
-    with pytest.raises(SettingsError, match=r"model\.keras does not exist, which write\(\)\.save"):
+    with pytest.raises(SettingsError, match=r"model\.keras does not exist; write\(\)\.save"):
         KerasModel.load(path)
 
 

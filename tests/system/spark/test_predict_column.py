@@ -99,9 +99,9 @@ def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, sa
     for columns, output, nulls, text in (
         (["q"], None, "error", r"'q': the DataFrame has no such column: it has"),
         (None, "a", "error", r"output='a', but the model .* has the outputs \['y', 'p'\]"),
-        (None, None, 0, "nulls=0, output=None beside model="),
+        (None, None, 0, "nulls=0, output=None with model="),
     ):
         with pytest.raises(SettingsError, match=text):
             predicted_by(frame, saved, columns, output, nulls)
-    with pytest.raises(SettingsError, match="answers the rows of a DataFrame, got RDD"):
+    with pytest.raises(SettingsError, match="predicts the rows of a DataFrame, got RDD"):
         predicted_by(spark.parallelize([1]), saved, None, None, "error")
