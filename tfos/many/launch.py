@@ -114,7 +114,7 @@ def _words(offer: Offer) -> str:
         f"{offer.busy - offer.launching} of them held by running tasks"
     )
     if offer.launching:
-        words += f", {offer.launching} of executors that still set themselves up"
+        words += f", {offer.launching} on executors that are still starting"
     return words
 
 

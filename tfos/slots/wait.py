@@ -174,7 +174,7 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
     if not needs.is_plain and busy:
         held = f", running tasks hold {busy} slots"
     if offer.launching:
-        held += f", {offer.launching} slots of executors that still set themselves up"
+        held += f", {offer.launching} on executors that are still starting"
     if offer.claimed:
         held += f", {offer.claimed} claimed by clusters that are reserved and not started"
     if offer.kept:

@@ -336,7 +336,7 @@ def test_executors_that_set_themselves_up_are_awaited_beyond_the_settling_time()
     offer = Offer((*_offer(1).executors, launching))
     for now_s in (0.0, 5.0, 59.0):
         assert wait.ready(offer, now_s) is None
-    with pytest.raises(NotEnoughSlots, match=r", 1 of them held by .*, 2 slots of executors that"):
+    with pytest.raises(NotEnoughSlots, match=r", 1 of them held by .*, 2 on executors that"):
         wait.ready(offer, 60.0)
 
 
