@@ -17,6 +17,7 @@ from feeding.protocol import messages as feeding
 from ps.protocol import messages as ps
 from scripts import faults_table, protocol_tables
 from scripts.docs_site.pages import ROOT_PAGES
+from tests.support.names import exists
 from tfos.control import codec
 from tfos.control import messages as control
 
@@ -46,17 +47,6 @@ def test_named_paths_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_modules_exist(document):
-    def exists(dotted: str) -> bool:
-        """A module, or a name inside one: `ps.client` or `ps.client.client.PSClient.pull`."""
-        parts = dotted.split(".")
-        for end in range(len(parts), 0, -1):
-            path = ROOT.joinpath(*parts[:end])
-            module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-            if module.is_file():
-                source = module.read_text()
-                return all(re.search(rf"\b{name}\b", source) for name in parts[end:])
-        return False
-
     missing = [name for name in MODULE.findall(document.read_text()) if not exists(name)]
     assert not missing
 
