@@ -101,8 +101,7 @@ class RunSaves:
             error = "main_fun is not running on the chief: it has not begun yet, or has returned"
         elif not (error := saver.save_between()):
             path, step = saver.place()
-        error, path = (visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, path))
-        self._send(messages.SavedNow(order.number, path, step, error))
+        self._send(messages.SavedNow(order.number, _shown(path), step, _shown(error)))
 
     def _start(self, context: NodeContext) -> None:
         saver = self._saver = context.servers.saver()
@@ -119,7 +118,9 @@ class RunSaves:
     def _not_saved(self, saver: ChiefSaver, error: str, *, is_last: bool) -> None:
         plan = self._settings.config.checkpoints
         directory = plan.directory if plan is not None else ""
-        error, directory = (
-            visible(text, keep="")[:_MAX_SAVED_CHARS] for text in (error, directory)
-        )
-        self._send(messages.NotSaved(directory, error, saver.saved_step, is_last))
+        told = messages.NotSaved(_shown(directory), _shown(error), saver.saved_step, is_last)
+        self._send(told)
+
+
+def _shown(text: str) -> str:
+    return visible(text, keep="")[:_MAX_SAVED_CHARS]
