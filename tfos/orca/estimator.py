@@ -219,8 +219,7 @@ class Estimator:
             NotCompiled: load() has read a model that was never compiled; before any node starts.
         """
         refuse("fit", orca)
-        if not self._recipe.content and self._recipe.model_fn is None:
-            raise SettingsError(_NO_MODEL)
+        self._check_has_model()
         number = 0 if self._model_dir is None else model_files.take_number(self._model_dir)
         settings = self._of_fit(number, epochs, batch_size, callbacks, class_weight)
         try:
@@ -470,15 +469,18 @@ class Estimator:
     def _maker(self, creator: Any, batch_size: int) -> Callable[[], Any]:
         return functools.partial(creator, self._config, batch_size)
 
+    def _check_has_model(self) -> None:
+        if not self._recipe.content and self._recipe.model_fn is None:
+            raise SettingsError(_NO_MODEL)
+
     def _trained(self) -> ModelRecipe:
         if self._is_behind:
             raise SettingsError(
                 f"the newest state of {self._model_dir} is a checkpoint of servers, from a fit "
                 "that did not end. Call fit(), which continues from there, or load() a model"
             )
+        self._check_has_model()
         if not self._recipe.content:
-            if self._recipe.model_fn is None:
-                raise SettingsError(_NO_MODEL)
             raise SettingsError(
                 "the model of model_creator exists only in workers. Call fit() or load() first"
             )
