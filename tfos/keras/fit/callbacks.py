@@ -59,10 +59,22 @@ def of_rank(given: Any, rank: int) -> Any:
     """
     if not given or rank == 0:
         return given
+    own = [each for each in listed(given) if not isinstance(each, _WRITING)]
+    if not isinstance(given, keras.callbacks.CallbackList):
+        return own
+    given.callbacks = own
+    return given
+
+
+def listed(given: Any) -> list[Any]:
+    """Return callbacks in a new flat list, as Keras' fit takes them.
+
+    Args:
+        given: None, one, several, also nested, or Keras' CallbackList.
+    """
     if isinstance(given, keras.callbacks.CallbackList):
-        given.callbacks = of_rank(given.callbacks, rank)
-        return given
-    return [each for each in keras.tree.flatten(given) if not isinstance(each, _WRITING)]
+        given = given.callbacks
+    return [] if given is None else list(keras.tree.flatten(given))
 
 
 class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras has no types

@@ -24,6 +24,7 @@ from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.running_fit import KERAS_FIT
 from tfos.keras.embedding.layer import refuse_tables
 from tfos.keras.fit import validation
+from tfos.keras.fit.callbacks import listed
 from tfos.keras.fit.epoch_agreement import (
     AfterCallbacks,
     BeforeCallbacks,
@@ -346,10 +347,7 @@ def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
     """Refuse a callback that would bring back dense weights, or save them, without the rows."""
-    given = arguments.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        given = given.callbacks
-    for callback in keras.tree.flatten(given):
+    for callback in listed(arguments.get("callbacks")):
         if isinstance(callback, keras.callbacks.BackupAndRestore) and trainer.ctx.num_workers > 1:
             raise SettingsError(
                 f"BackupAndRestore on {trainer.ctx.num_workers} workers: each would go on from its "
@@ -388,7 +386,7 @@ def _callbacks(
     """Return the user's callbacks between those of tfos; a fit of the class may add its own."""
     given = arguments.get("callbacks")
     ready = given if isinstance(given, keras.callbacks.CallbackList) else None
-    own = _as_list(given) if ready is None else list(ready.callbacks)
+    own = listed(given)
     reports = [] if any(isinstance(each, ProgressReport) for each in own) else [progress]
     callbacks = [before, *reports, *own, *before.last]
     if ready is not None:
@@ -401,9 +399,3 @@ def _callbacks(
     if isinstance(arguments.get("x"), BatchDataset) and arguments.get("steps_per_epoch") is None:
         callbacks.append(EpochProgressBar())  # as silent as Keras' fit was asked to be
     return callbacks
-
-
-def _as_list(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
