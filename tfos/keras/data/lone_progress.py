@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import keras
 
 from tfos.keras.data.epoch_length import AllEpochs
-from tfos.keras.data.running_fit import RunningFit, running_fit
+from tfos.keras.data.running_fit import RunningFit, drop_unmeasured, running_fit
 from tfos.keras.protocols import ProgressSink
 
 _LOSS_S = 1.0
@@ -102,11 +102,7 @@ class LoneProgress:
         given.callbacks = [first, *_of_program(given), last]
 
     def _drop_unmeasured(self, _: int, logs: dict[str, Any]) -> None:
-        """Remove metrics of no batch, which Keras shows as 0: a best one for callbacks."""
-        for name in list(logs):
-            measured = self._validation if name.startswith("val_") else self._dataset
-            if getattr(measured, "batches", 1) == 0:
-                del logs[name]
+        drop_unmeasured(logs, self._dataset.batches, getattr(self._validation, "batches", 1))
 
     def _end_with_feed(self, epoch: int, _: dict[str, Any]) -> None:
         is_last = self._epochs is not None and epoch + 1 >= self._epochs

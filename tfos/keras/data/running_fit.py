@@ -84,3 +84,16 @@ def running_fit() -> RunningFit | None:
             measured = frame.f_locals["steps"]
         frame = frame.f_back
     return None
+
+
+def drop_unmeasured(logs: dict[str, Any], trained: int, validated: int) -> None:
+    """Remove the metrics of no batch from an epoch's: Keras shows 0, a best one for callbacks.
+
+    Args:
+        logs: metrics by name.
+        trained: number of batches or rows that the epoch has trained.
+        validated: number of batches or rows of its validation.
+    """
+    for name in list(logs):
+        if not (validated if name.startswith("val_") else trained):
+            del logs[name]

@@ -32,7 +32,7 @@ import numpy as np
 from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import EpochLength
-from tfos.keras.data.running_fit import running_fit
+from tfos.keras.data.running_fit import drop_unmeasured, running_fit
 from tfos.keras.fit.learning_rate import KeptRate, learning_rate
 from tfos.keras.fit.metric_states import VALIDATION, EpochMetrics, MetricStates, all_know, inexact
 from tfos.keras.fit.validation import ValidationPasses
@@ -299,10 +299,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer.workers.leave()
         rows = trainer.rows - self._rows_before
         val_rows = self._validation.take_rows()
-        for name in list(logs or {}):
-            if logs is not None and not (val_rows if name.startswith("val_") else rows):
-                del logs[name]  # Keras shows the metrics of no batch as 0
-        reports = self._agree(epoch, {} if logs is None else logs, rows, val_rows)
+        found = {} if logs is None else logs
+        drop_unmeasured(found, rows, val_rows)
+        reports = self._agree(epoch, found, rows, val_rows)
         if logs is not None:
             self._last_logs = dict(logs)
         self.rows, self.steps = sum(r.rows for r in reports), sum(r.steps for r in reports)
