@@ -188,7 +188,7 @@ def _check_lengths(parts: tuple[Any, ...]) -> None:
     Several features may have lengths of their own, as all values of lists beside their rows do.
     """
     named = zip(("features", "labels", "weights"), parts, strict=False)
-    found = [(what, num_rows((part,))) for what, part in named if _has_length(part)]
+    found = [(what, num_rows((part,))) for what, part in named if has_length(part)]
     for what, rows in found[1:]:
         if rows != found[0][1]:
             raise SettingsError(
@@ -197,7 +197,8 @@ def _check_lengths(parts: tuple[Any, ...]) -> None:
             )
 
 
-def _has_length(part: Any) -> bool:
+def has_length(part: Any) -> bool:
+    """Whether what a mapper returns has rows: an array, and not a nest of them or a number."""
     return isinstance(part, Ragged) or (isinstance(part, np.ndarray) and part.ndim > 0)
 
 

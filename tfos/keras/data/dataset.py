@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
@@ -33,7 +33,7 @@ from tfos.errors import (
 )
 from tfos.keras.data import tensors
 from tfos.keras.data.class_weights import ClassWeights
-from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper
+from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper, has_length
 from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
@@ -527,8 +527,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
 def _has_rows(values: Any) -> bool:
     """Whether one of the arrays has a row: others may be empty, as all values of empty lists."""
-    leaves = keras.tree.flatten(values)
-    return any(num_rows((leaf,)) for leaf in leaves if isinstance(leaf, Ragged) or leaf.ndim)
+    return any(num_rows((leaf,)) for leaf in keras.tree.flatten(values) if has_length(leaf))
 
 
 def _num_rows(values: Any) -> int:
