@@ -43,6 +43,7 @@ MASTER_DTYPES = {
     "bfloat16": "float32",
     "float64": "float64",
 }
+"""Dtype on the servers by dtype of the variable."""
 LEAST_PART_ELEMENTS = 1 << 14
 """Elements of the smallest gradient that is sent from its own memory: copying a smaller one costs
 less than one more part of a message."""
@@ -250,10 +251,10 @@ def collect(model: Any, optimizer: Any) -> Variables:
     for variable in trainable:
         exempt = decays and not inner._use_weight_decay(variable.value)
         kind = "trainable.exempt" if exempt else "trainable"
-        buckets.setdefault((kind, _master_dtype(variable)), []).append(variable)
+        buckets.setdefault((kind, master_dtype(variable)), []).append(variable)
     for kind, members in (("statistics", statistics), ("frozen", frozen)):
         for variable in members:
-            buckets.setdefault((kind, _master_dtype(variable)), []).append(variable)
+            buckets.setdefault((kind, master_dtype(variable)), []).append(variable)
     groups = tuple(
         VariableGroup(
             name=kind if dtype == "float32" else f"{kind}.{dtype}",
@@ -324,7 +325,8 @@ def _check_trainable(variable: Any) -> None:
         )
 
 
-def _master_dtype(variable: Any) -> str:
+def master_dtype(variable: Any) -> str:
+    """Return the dtype in which the servers hold a variable, and in which gradients are summed."""
     return MASTER_DTYPES[keras.backend.standardize_dtype(variable.dtype)]
 
 

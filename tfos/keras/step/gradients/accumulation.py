@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfos.keras.step import optimizers
+from tfos.keras.step.variables import master_dtype
 
 
 class Accumulator:
@@ -32,7 +33,7 @@ class Accumulator:
         self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._sums = {
             id(variable): tf.Variable(
-                tf.zeros(variable.shape, _sum_dtype(variable)), trainable=False
+                tf.zeros(variable.shape, master_dtype(variable)), trainable=False
             )
             for variable in variables
         }
@@ -41,8 +42,7 @@ class Accumulator:
         """Add a batch's gradients; for compiled functions.
 
         Args:
-            gradients: tensors by id of their variable, with its shape; float64 for a variable of
-                float64, else float32.
+            gradients: tensors by id of their variable, with its shape and its `master_dtype`.
             finite: scalar bool tensor; False skips the batch.
 
         Returns:
@@ -69,7 +69,3 @@ class Accumulator:
         taken = tf.cast(finite, tf.int64)
         self._count.assign(tf.math.floormod(self._count + taken, self._steps))
         self._iterations.assign_add(tf.cast(taken, self._iterations.dtype))
-
-
-def _sum_dtype(variable: Any) -> str:
-    return "float64" if variable.dtype == "float64" else "float32"

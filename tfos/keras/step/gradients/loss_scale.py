@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfos.keras.step import optimizers
+from tfos.keras.step.variables import MASTER_DTYPES
 
 
 class LossScale:
@@ -27,7 +28,7 @@ class LossScale:
             optimizer.build([])
 
     def removed_from(self, gradient: Any) -> Any:
-        """Return a gradient of the loss itself, as float32, or float64 if the gradient is float64.
+        """Return a gradient of the loss itself, in the dtype of its master on the servers.
 
         Args:
             gradient: tensor of the scaled loss. A scale of 65536 or more is infinite in float16.
@@ -38,8 +39,7 @@ class LossScale:
             scale = self._optimizer.dynamic_scale
         else:
             scale = optimizers.unwrap(self._optimizer).loss_scale_factor
-        if gradient.dtype != tf.float64:
-            gradient = tf.cast(gradient, tf.float32)
+        gradient = tf.cast(gradient, MASTER_DTYPES[gradient.dtype.name])
         return gradient if scale is None else gradient / tf.cast(scale, gradient.dtype)
 
     def update(self, finite: Any) -> None:
