@@ -92,21 +92,22 @@ def test_an_input_that_is_unknown_or_empty_is_an_error_with_the_next_step(tmp_pa
     assert "train" in inputs
 
 
-def test_a_copy_that_breaks_off_leaves_no_half_file_and_can_be_tried_again(
-    tmp_path, data, monkeypatch
-):
-    inputs = of(tmp_path, InputFiles(name="x", path=str(data / "a.csv"), mode="download"))
+def test_copies_of_which_one_breaks_off_can_be_tried_again(tmp_path, data, monkeypatch):
+    everything = InputFiles(name="x", path=f"{data}/*.csv", mode="download", share="all")
+    inputs, download = of(tmp_path, everything), transfer.download
 
     def breaks_off(source, target):
+        if target.name == "a.csv":
+            return download(source, target)
         target.write_text("half")
         raise OSError("away")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(transfer, "download", breaks_off)
-        with pytest.raises(OSError, match="away"):
-            inputs["x"]
-    (copy,) = inputs["x"]
-    assert Path(copy).read_text() == "a.csv"
+    for _ in range(2):
+        with monkeypatch.context() as broken:
+            broken.setattr(transfer, "download", breaks_off)
+            with pytest.raises(OSError, match="away"):
+                inputs["x"]
+    assert [Path(each).read_text() for each in inputs["x"]] == ["a.csv", "b.csv"]
 
 
 def source(path: str, base: str) -> SourceFile:
