@@ -164,6 +164,38 @@ def test_an_output_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatch):
     assert os.listdir(target / "worker-1") == ["a"]
 
 
+def test_links_of_an_output_arrive_as_what_they_lead_to(tmp_path, caplog):
+    """The output may be removed with the node; a link there leads to nothing on another host."""
+    target, beside = tmp_path / "out", tmp_path / "beside"
+    (beside / "deep").mkdir(parents=True)
+    (beside / "deep" / "rows").write_text("rows")
+    output = WorkerOutput(str(target), "worker-1", tmp_path / "files")
+    own = Path(output.directory)
+    (own / "step-9").write_text("nine")
+    (own / "newest").symlink_to("step-9")
+    (own / "results").symlink_to(beside)
+    (beside / "deep" / "back").symlink_to(own)
+    (own / "gone").symlink_to("nowhere")
+    os.mkfifo(own / "pipe")
+    output.send()
+    sent = {
+        path.relative_to(target).as_posix(): path.read_text()
+        for path in target.rglob("*")
+        if not path.is_dir()
+    }
+    assert sent == {
+        "worker-1/step-9": "nine",
+        "worker-1/newest": "nine",
+        "worker-1/results/deep/rows": "rows",
+    }
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+    assert sorted(record.args for record in caplog.records if record.levelname == "WARNING") == [
+        (own / "gone",),
+        (own / "pipe",),
+        (own / "results" / "deep" / "back",),
+    ]
+
+
 def test_nothing_is_sent_of_an_output_that_main_fun_did_not_use(tmp_path):
     output = WorkerOutput(str(tmp_path / "out"), "worker-1", tmp_path / "files")
     assert output.send() == ""
