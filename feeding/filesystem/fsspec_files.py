@@ -12,10 +12,11 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feeding.errors import (
@@ -119,15 +120,8 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
-        # By place, and nothing more for a file: packages name the arguments differently.
-        recursive = {"recursive": True} if status.is_directory else {}
-        patience_s = self._patience_s(old, status, _COPIED_BYTES)
-        self._run(
-            "rename",
-            old,
-            lambda path: self._inner.mv(path, self._path(new), **recursive),
-            patience_s,
-        )
+        move = partial(_move, self._inner, target=self._path(new), status=status)
+        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -146,7 +140,7 @@ class FsspecFileSystem(RemoteFileSystem):
             return False
         if there.is_directory and not recursive and self.entries(path):
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
-        remove = partial(self._inner.rm, recursive=there.is_directory)
+        remove = partial(_remove, self._inner, status=there)
         self._run("delete", location, remove, self._patience_s(location, there))
         return True
 
@@ -395,6 +389,39 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
     # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
     turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
     return turns
+
+
+def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:
+    """Rename a file or directory; fsspec's own `mv` takes `*`, `?` and `[` for a pattern."""
+    from fsspec import AbstractFileSystem
+
+    if not has_magic(path) or type(inner).mv is not AbstractFileSystem.mv:
+        # By place, and nothing more for a file: packages name the arguments differently.
+        inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
+        return
+    names = inner.find(path)
+    inner.copy(names, [f"{target}{name.removeprefix(path)}" for name in names])
+    _remove_each(inner, path, names, status)
+
+
+def _remove(inner: AbstractFileSystem, path: str, status: FileStatus) -> None:
+    """Remove a file, or a directory with all below; `rm` takes `*`, `?` and `[` for a pattern."""
+    if has_magic(path):
+        _remove_each(inner, path, inner.find(path), status)
+    else:
+        inner.rm(path, recursive=status.is_directory)
+
+
+def _remove_each(
+    inner: AbstractFileSystem, path: str, names: Iterable[str], status: FileStatus
+) -> None:
+    """Remove these files, and the directories below `path` that are empty then."""
+    for name in names:
+        inner.rm_file(name)
+    directories = {path, *inner.find(path, withdirs=True)} if status.is_directory else ()
+    for name in sorted(directories, reverse=True):
+        with suppress(Exception):  # of a store without directories it is gone
+            inner.rmdir(name)
 
 
 def _is_directory(info: dict[str, Any]) -> bool:

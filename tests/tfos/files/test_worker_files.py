@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.errors import PathError
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.walking import walk
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 from tfos.files import transfer
@@ -194,6 +197,22 @@ def test_links_of_an_output_arrive_as_what_they_lead_to(tmp_path, caplog):
         (own / "pipe",),
         (own / "results" / "deep" / "back",),
     ]
+
+
+def test_an_output_in_a_store_has_names_that_look_like_patterns(tmp_path):
+    target = f"memory://{secrets.token_hex(4)}/lr=[0.1]"
+    for text in ("first", "second"):
+        output = WorkerOutput(target, "worker-1", tmp_path / text)
+        for name in ("img[0].png", f"fold[{text}]/rows?"):
+            path = Path(output.directory, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        place = output.send()
+    files = filesystem_for(target)
+    found = [each.path.removeprefix(f"{place}/") for each in walk(files, target, lambda _: False)]
+    assert found == ["fold[second]/rows?", "img[0].png"]
+    with files.open(f"{place}/img[0].png") as file:
+        assert file.read_range(0, 9) == b"second"
 
 
 def test_nothing_is_sent_of_an_output_that_main_fun_did_not_use(tmp_path):
