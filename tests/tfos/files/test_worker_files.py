@@ -201,13 +201,14 @@ def test_links_of_an_output_arrive_as_what_they_lead_to(tmp_path, caplog):
 
 def test_an_output_in_a_store_has_names_that_look_like_patterns(tmp_path):
     target = f"memory://{secrets.token_hex(4)}/lr=[0.1]"
+    place = f"{target}/worker-1"
     for text in ("first", "second"):
         output = WorkerOutput(target, "worker-1", tmp_path / text)
         for name in ("img[0].png", f"fold[{text}]/rows?"):
             path = Path(output.directory, name)
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        place = output.send()
+        assert output.send() == place
     files = filesystem_for(target)
     found = [each.path.removeprefix(f"{place}/") for each in walk(files, target, lambda _: False)]
     assert found == ["fold[second]/rows?", "img[0].png"]

@@ -60,8 +60,9 @@ def test_a_file_that_cannot_be_looked_at_delays_no_other(places, monkeypatch):
     here, there = places
     (here / "a").write_bytes(b"was a directory")
     (here / "events").write_bytes(b"x")
-    listed = [(str(here / "a"), [], ["gone"]), (str(here), [], ["events"])]
-    monkeypatch.setattr(os, "walk", lambda _: iter(listed))
+    monkeypatch.setattr(
+        os, "walk", lambda _: iter([(str(here / "a"), [], ["gone"]), (str(here), [], ["events"])])
+    )
     LogMirror(str(here), str(there))._round()
     assert contents(there) == {"events": b"x"}
 
