@@ -12,7 +12,7 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -392,36 +392,35 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:
-    """Rename a file or directory; fsspec's own `mv` takes `*`, `?` and `[` for a pattern."""
+    """Rename a file or directory; `mv` of object stores takes `*`, `?` and `[` for a pattern."""
     from fsspec import AbstractFileSystem
 
-    if not has_magic(path) or type(inner).mv is not AbstractFileSystem.mv:
+    # SFTP and its like have one call for it, which takes names as they are; gcsfs is asynchronous.
+    has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
+    if has_rename or not has_magic(path):
         # By place, and nothing more for a file: packages name the arguments differently.
         inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
         return
-    names = inner.find(path)
+    names = inner.find(path) if status.is_directory else [path]
     inner.copy(names, [f"{target}{name.removeprefix(path)}" for name in names])
-    _remove_each(inner, path, names, status)
+    _remove(inner, path, status)
 
 
 def _remove(inner: AbstractFileSystem, path: str, status: FileStatus) -> None:
     """Remove a file, or a directory with all below; `rm` takes `*`, `?` and `[` for a pattern."""
-    if has_magic(path):
-        _remove_each(inner, path, inner.find(path), status)
-    else:
+    if not has_magic(path):
         inner.rm(path, recursive=status.is_directory)
-
-
-def _remove_each(
-    inner: AbstractFileSystem, path: str, names: Iterable[str], status: FileStatus
-) -> None:
-    """Remove these files, and the directories below `path` that are empty then."""
-    for name in names:
+        return
+    found = inner.find(path, withdirs=True, detail=True) if status.is_directory else {path: {}}
+    directories = {name for name, info in found.items() if _is_directory(info)}
+    if status.is_directory:
+        directories.add(path)
+    for name in found.keys() - directories:
         inner.rm_file(name)
-    directories = {path, *inner.find(path, withdirs=True)} if status.is_directory else ()
     for name in sorted(directories, reverse=True):
-        with suppress(Exception):  # of a store without directories it is gone
-            inner.rmdir(name)
+        for remove in (inner.rm_file, inner.rmdir):  # by package
+            with suppress(Exception):  # of a store without directories it is gone
+                remove(name)
 
 
 def _is_directory(info: dict[str, Any]) -> bool:
