@@ -49,10 +49,11 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
     if not source.is_dir():
         fs.write(str(target), pieces_maker(source))
         return
+    found = list(_below(source))  # before anything arrives: a link may lead there
     staged = target.sibling(staging_name(target.name))
     try:
         fs.mkdirs(str(staged))
-        for name, path in _below(source):
+        for name, path in found:
             if path.is_dir():
                 fs.mkdirs(str(staged.child(name)))
             else:

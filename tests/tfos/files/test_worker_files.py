@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -197,6 +198,21 @@ def test_links_of_an_output_arrive_as_what_they_lead_to(tmp_path, caplog):
         (own / "pipe",),
         (own / "results" / "deep" / "back",),
     ]
+
+
+def test_a_link_of_an_output_may_lead_to_where_it_is_sent(tmp_path):
+    """Nothing that arrives meanwhile is sent again."""
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "earlier").write_text("earlier")
+    output = WorkerOutput(str(target), "worker-1", tmp_path / "files")
+    own = Path(output.directory)
+    (own / "a").write_text("a")
+    (own / "all").symlink_to(target)
+    with contextlib.suppress(OSError):
+        output.send()
+    sent = [path for path in (target / "worker-1").rglob("*") if path.is_file()]
+    assert sorted(each.name for each in sent) == ["a", "earlier"]
 
 
 def test_an_output_in_a_store_has_names_that_look_like_patterns(tmp_path):
