@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feeding.errors import (
@@ -119,15 +120,8 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
-        # By place, and nothing more for a file: packages name the arguments differently.
-        recursive = {"recursive": True} if status.is_directory else {}
-        patience_s = self._patience_s(old, status, _COPIED_BYTES)
-        self._run(
-            "rename",
-            old,
-            lambda path: self._inner.mv(path, self._path(new), **recursive),
-            patience_s,
-        )
+        move = partial(_move, self._inner, target=self._path(new), status=status)
+        self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
 
     def mkdirs(self, path: Path) -> None:
         """See FileSystem."""
@@ -146,7 +140,7 @@ class FsspecFileSystem(RemoteFileSystem):
             return False
         if there.is_directory and not recursive and self.entries(path):
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
-        remove = partial(self._inner.rm, recursive=there.is_directory)
+        remove = partial(_remove, self._inner, status=there)
         self._run("delete", location, remove, self._patience_s(location, there))
         return True
 
@@ -395,6 +389,38 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
     # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
     turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
     return turns
+
+
+def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:
+    """Rename a file or directory; `mv` of object stores takes `*`, `?` and `[` for a pattern."""
+    from fsspec import AbstractFileSystem
+
+    # SFTP and its like have one call for it, which takes names as they are; gcsfs is asynchronous.
+    has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
+    if has_rename or not has_magic(path):
+        # By place, and nothing more for a file: packages name the arguments differently.
+        inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
+        return
+    names = inner.find(path) if status.is_directory else [path]
+    inner.copy(names, [f"{target}{name.removeprefix(path)}" for name in names])
+    _remove(inner, path, status)
+
+
+def _remove(inner: AbstractFileSystem, path: str, status: FileStatus) -> None:
+    """Remove a file, or a directory with all below; `rm` takes `*`, `?` and `[` for a pattern."""
+    if not has_magic(path):
+        inner.rm(path, recursive=status.is_directory)
+        return
+    found = inner.find(path, withdirs=True, detail=True) if status.is_directory else {path: {}}
+    directories = {name for name, info in found.items() if _is_directory(info)}
+    if status.is_directory:
+        directories.add(path)
+    for name in found.keys() - directories:
+        inner.rm_file(name)
+    for name in sorted(directories, reverse=True):
+        for remove in (inner.rm_file, inner.rmdir):  # by package
+            with suppress(Exception):  # of a store without directories it is gone
+                remove(name)
 
 
 def _is_directory(info: dict[str, Any]) -> bool:

@@ -271,6 +271,22 @@ def test_deleting(place):
     assert not place.fs.exists(place("d/inner"))
 
 
+def test_letters_of_patterns_in_a_name_mean_themselves(place):
+    """Where a name is no pattern for its neighbours, they stay as they are."""
+    for name in ("run1/step/one", "run[1]/step/one", "img0.png", "img[0].png", "img?.png"):
+        place.fs.write(place(name), name.encode())
+    place.fs.rename(place("run[1]/step"), place("run[1]/moved"))
+    place.fs.rename(place("img?.png"), place("img*.png"))
+    assert place.read("run[1]/moved/one") == b"run[1]/step/one"
+    assert place.names("run[1]") == ["moved"]
+    assert place.fs.delete(place("img[0].png")) is True
+    assert place.fs.delete(place("img*.png")) is True
+    assert place.fs.delete(place("run[1]"), recursive=True) is True
+    assert place.names() == ["img0.png", "run1"]
+    assert place.read("run1/step/one") == b"run1/step/one"
+    assert place.read("img0.png") == b"img0.png"
+
+
 def test_directories_are_made_once_or_again(place):
     place.fs.mkdirs(place("a/b/c"))
     place.fs.mkdirs(place("a/b/c"))

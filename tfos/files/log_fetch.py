@@ -123,13 +123,11 @@ class LogFetch:
         source = str(self._source.child(name))
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._fs.open(source))
-            file = stack.enter_context(os.fdopen(os.open(path, flags | is_new, 0o600), "ab"))
+            file = stack.enter_context(os.fdopen(os.open(path, flags | is_new, 0o600), "ab", 0))
             have = self._sizes.setdefault(name, 0)
             while have < status.size_bytes:
                 piece = reader.read_range(have, min(PIECE_BYTES, status.size_bytes - have))
                 if not piece:
                     break  # it was replaced by a shorter one
-                file.write(piece)
-                file.flush()
-                have += len(piece)
+                have += file.write(piece)  # on a full disk a part, then an error
                 self._sizes[name] = have

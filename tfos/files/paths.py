@@ -164,6 +164,8 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
                 f"{refused} {str(found)!a}, and the user of the driver's container decides whose "
                 "home that is. Write this URL, or another one, if you mean it."
             )
+    if is_stated and found.scheme == LOCAL:
+        return f"file://{found.path}"  # of all spellings, such as file://localhost/x, the plain one
     return path if is_stated else str(found)
 
 

@@ -8,6 +8,7 @@ Runs in: workers and drivers.      Threads: the caller's.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import tempfile
@@ -22,9 +23,13 @@ from feeding.filesystem.registry import DEFAULTS, filesystem_for
 from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
 from feeding.filesystem.walking import walk
 
+_logger = logging.getLogger(__name__)
+
 
 def upload(source: Path, target: Location, *, last: str = "") -> None:
     """Copy a file or directory of this host to `target`, replacing the existing one.
+
+    Below a directory, a link counts as what it leads to.
 
     A file is replaced atomically. An existing directory is renamed aside first and removed
     afterwards; between the two renames there is none. See replace_directory for stores that have
@@ -44,20 +49,41 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
     if not source.is_dir():
         fs.write(str(target), pieces_maker(source))
         return
+    found = list(_below(source))  # before anything arrives: a link may lead there
     staged = target.sibling(staging_name(target.name))
     try:
         fs.mkdirs(str(staged))
-        for path in sorted(source.rglob("*")):
-            name = path.relative_to(source).as_posix()
+        for name, path in found:
             if path.is_dir():
                 fs.mkdirs(str(staged.child(name)))
             else:
-                fs.write(str(staged.child(name)), pieces_maker(path))
+                fs.write(str(staged.child(name)), pieces_maker(path.resolve()))
         replace_directory(fs, staged, target, last)
     except BaseException:
         with suppress(OSError):
             fs.delete(str(staged), recursive=True)
         raise
+
+
+def _below(
+    directory: Path, prefix: str = "", above: tuple[Path, ...] = ()
+) -> Iterator[tuple[str, Path]]:
+    """Yield what is below a directory, as names from there and paths; a directory comes first.
+
+    What is no file, such as a socket, and a link that leads back are left out with a warning.
+    """
+    above = (*above, directory.resolve())
+    for path in sorted(directory.iterdir()):
+        name = f"{prefix}{path.name}"
+        if path.is_file():
+            yield name, path
+        elif not path.is_dir():
+            _logger.warning("%s is not sent: it is no file, or a link to none", path)
+        elif path.resolve() in above:
+            _logger.warning("%s is not sent: it leads to a directory that it is in", path)
+        else:
+            yield name, path
+            yield from _below(path, f"{name}/", above)
 
 
 def download(source: Location, target: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from feeding.filesystem.location import Location, parse
@@ -93,6 +93,7 @@ class WorkerInputs(Mapping[str, tuple[str, ...]]):
         _logger.info("copying %d of %d files of input %r", len(mine), len(files), of.name)
         names = local_names(files)
         directory = self._directory / of.name
+        shutil.rmtree(directory, ignore_errors=True)  # the copies of an attempt that broke off
         return tuple(_copied(parse(each.path), directory / names[each.path]) for each in mine)
 
 
@@ -120,12 +121,7 @@ def local_names(files: Sequence[SourceFile]) -> dict[str, str]:
 
 def _copied(source: Location, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        transfer.download(source, target)
-    except BaseException:
-        with suppress(OSError):  # what is there is half a file
-            target.unlink()
-        raise
+    transfer.download(source, target)
     return str(target)
 
 

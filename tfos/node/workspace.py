@@ -46,7 +46,11 @@ def make_directory(parent: str, cluster_id: str) -> Path:
     """
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     owner = Owner.of_this(cluster_id=cluster_id)
-    (path / _MARK).write_bytes(msgspec.json.encode(owner))
+    try:
+        (path / _MARK).write_bytes(msgspec.json.encode(owner))
+    except OSError:  # a full disk: nobody would remove a directory without a whole mark
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return path
 
 

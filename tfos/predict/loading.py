@@ -85,10 +85,7 @@ def loaded(signature: ModelSignature) -> LoadedModel:
     model = _loaded.get(_key(source, signature.digest)) or _read(source)
     _keep(source, model)
     if model.digest != signature.digest:
-        raise SettingsError(
-            f"the model {source} has changed since its names and types were read. "
-            "Make the column or transformer again, or write new models to new paths"
-        )
+        raise _changed(source, "its names and types were read")
     return model
 
 
@@ -141,11 +138,21 @@ def _find(
         except FileNotFoundError as error:
             raise _no_model(source, error) from error
     try:
-        if local.is_file():
-            return _file_digest(local).hex(), functools.partial(_read_keras, source, local)
-        return _digest(local), functools.partial(_read_saved_model, source, local)
+        return _digest(local), functools.partial(_read_unchanged, source, local)
     except OSError as error:
         raise _no_model(source, error) from error
+
+
+def _read_unchanged(source: ModelSource, local: Path, digest: str) -> LoadedModel:
+    """Read a model whose digest is known; TensorFlow's import took seconds since."""
+    model = (_read_keras if local.is_file() else _read_saved_model)(source, local, digest)
+    try:
+        is_same = _digest(local) == digest
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise _changed(source, "its digest was taken")
+    return model
 
 
 def _exists(place: Location) -> bool:
@@ -282,13 +289,25 @@ def _no_model(source: ModelSource, error: Exception) -> SettingsError:
     )
 
 
-def _digest(directory: Path) -> str:
-    """Return the digest of the graph, the variables' checksums and files such as vocabularies."""
+def _changed(source: ModelSource, since: str) -> SettingsError:
+    return SettingsError(
+        f"the model {source} has changed since {since}. Make the column or transformer again, or "
+        "write new models to new paths"
+    )
+
+
+def _digest(model: Path) -> str:
+    """Return the digest of a file, or that of a SavedModel.
+
+    That is of the graph, the variables' checksums and files such as vocabularies.
+    """
+    if model.is_file():
+        return _file_digest(model).hex()
     digest = hashlib.sha256()
-    assets = sorted(path for path in directory.glob("assets/**/*") if path.is_file())
-    graph = (directory / "saved_model.pb", directory / "saved_model.pbtxt")
-    for path in (*graph, directory / "variables/variables.index", *assets):
-        digest.update(str(path.relative_to(directory)).encode())
+    assets = sorted(path for path in model.glob("assets/**/*") if path.is_file())
+    graph = (model / "saved_model.pb", model / "saved_model.pbtxt")
+    for path in (*graph, model / "variables/variables.index", *assets):
+        digest.update(str(path.relative_to(model)).encode())
         if path.exists():
             digest.update(_file_digest(path))
     return digest.hexdigest()

@@ -213,7 +213,7 @@ def decode_export(data: bytes, path: str) -> ExportManifest:
             "with the tfos that wrote it, or export again"
         )
     names = [table.name for table in manifest.tables]
-    directories = {table.directory.lower() for table in manifest.tables}
+    directories = {table.directory for table in manifest.tables}
     if len(names) > MAX_TABLES or len({*names}) < len(names) or len(directories) < len(names):
         raise ExportError(f"{path} names the tables {names[:5]} ({len(names)}), each must be once")
     for table in manifest.tables:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from fsspec.utils import infer_storage_options
 
@@ -533,13 +534,45 @@ class Renaming(Listing):
         stored[self._strip_protocol(new)] = stored.pop(self._strip_protocol(old))
 
 
-def test_a_file_is_renamed_however_a_package_names_the_arguments(monkeypatch):
+@pytest.mark.parametrize("name", ["a", "a[0]"])
+def test_a_file_is_renamed_however_a_package_names_the_arguments(monkeypatch, name):
     fsspec.register_implementation(Renaming.protocol, Renaming, clobber=True)
-    monkeypatch.setattr(Renaming, "stored", {"bucket/a": b"x", "bucket/b": b"y"})
+    monkeypatch.setattr(Renaming, "stored", {f"bucket/{name}": b"x", "bucket/b": b"y"})
     FsspecFileSystem(parse("renaming://bucket"), FileSystemConfig()).rename(
-        "renaming://bucket/a", "renaming://bucket/b", overwrite=True
+        f"renaming://bucket/{name}", "renaming://bucket/b", overwrite=True
     )
     assert Renaming.stored == {"bucket/b": b"x"}
+
+
+class Bulk(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Has a `mv` of its own that takes patterns, as gcsfs; removes directories as WebHDFS does."""
+
+    protocol = "bulk"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    async_impl = True
+
+    def mv(self, path1: str, path2: str, recursive: bool = False, **_: Any) -> None:
+        super().mv(path1, path2, recursive=recursive)
+
+    def rm_file(self, path: str) -> None:
+        (super().rmdir if self.isdir(path) else super().rm_file)(path)
+
+    def rmdir(self, path: str) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("package", [MemoryFileSystem, Bulk])
+def test_letters_of_patterns_mean_themselves_in_packages_that_take_them_for_patterns(package):
+    fsspec.register_implementation(Bulk.protocol, Bulk, clobber=True)
+    root = f"{package.protocol}://patterns"
+    files = FsspecFileSystem(parse(root), FileSystemConfig())
+    files.mkdirs(f"{root}/run[1]/empty")
+    package().pipe({f"{root}/{name}": b"" for name in ("run1/a0", "run[1]/a[0]", "run[1]/a0")})
+    files.rename(f"{root}/run[1]/a[0]", f"{root}/run[1]/b[0]")
+    assert [each.name for each in files.entries(f"{root}/run[1]")] == ["a0", "b[0]", "empty"]
+    assert files.delete(f"{root}/run[1]", recursive=True)
+    assert [each.name for each in files.entries(root)] == ["run1"]
 
 
 class OneConnection(Listing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ def test_what_is_fetched_has_a_limit_that_is_told_once(places, caplog):
         f"TensorBoard shows a part of {there}: its event files have more than 250 bytes; view the "
         "rest elsewhere, or use a log_dir for each run"
     ]
+
+
+def test_a_disk_that_was_full_for_a_while_leaves_no_part_twice(places):
+    """TensorBoard reads a file up to its first damaged record, and no further."""
+    here, there = places
+    sent = put(there, f"run/{EVENTS}", bytes(range(250)) * 40)
+    fetches = fetch(here, there)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            fetches.round()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    fetches.round()
+    assert (here / "run" / EVENTS).read_bytes() == sent.read_bytes()
 
 
 def test_a_file_that_is_sent_again_while_it_is_fetched_comes_in_the_next_round(places):

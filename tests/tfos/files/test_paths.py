@@ -94,6 +94,8 @@ def test_a_relative_path_on_hdfs_is_in_the_home_of_the_user_whom_hdfs_sees(monke
         ("/runs/7", DISK, "/runs/7"),
         ("runs/7", DISK, "/work/dir/runs/7"),
         ("file:///mnt/7", DISK, "file:///mnt/7"),
+        ("file://localhost/mnt/7", DISK, "file:///mnt/7"),
+        ("FILE:///mnt//7/", DISK, "file:///mnt/7"),
         ("file:/mnt/7", OutputPlace(HDFS, "/", driver_in_container=True), "file:///mnt/7"),
         ("/runs/7", OutputPlace(HDFS, "/work/dir"), "hdfs://nn:8020/runs/7"),
         ("/runs/7", OutputPlace(HDFS, "/", driver_in_container=True), "hdfs://nn:8020/runs/7"),

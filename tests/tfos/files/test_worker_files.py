@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.errors import PathError
+from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.walking import walk
 from feeding.reading.splits import SourceFile
 from tfos.errors import SettingsError
 from tfos.files import transfer
@@ -92,21 +96,22 @@ def test_an_input_that_is_unknown_or_empty_is_an_error_with_the_next_step(tmp_pa
     assert "train" in inputs
 
 
-def test_a_copy_that_breaks_off_leaves_no_half_file_and_can_be_tried_again(
-    tmp_path, data, monkeypatch
-):
-    inputs = of(tmp_path, InputFiles(name="x", path=str(data / "a.csv"), mode="download"))
+def test_copies_of_which_one_breaks_off_can_be_tried_again(tmp_path, data, monkeypatch):
+    everything = InputFiles(name="x", path=f"{data}/*.csv", mode="download", share="all")
+    inputs, download = of(tmp_path, everything), transfer.download
 
     def breaks_off(source, target):
+        if target.name == "a.csv":
+            return download(source, target)
         target.write_text("half")
         raise OSError("away")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(transfer, "download", breaks_off)
-        with pytest.raises(OSError, match="away"):
-            inputs["x"]
-    (copy,) = inputs["x"]
-    assert Path(copy).read_text() == "a.csv"
+    for _ in range(2):
+        with monkeypatch.context() as broken:
+            broken.setattr(transfer, "download", breaks_off)
+            with pytest.raises(OSError, match="away"):
+                inputs["x"]
+    assert [Path(each).read_text() for each in inputs["x"]] == ["a.csv", "b.csv"]
 
 
 def source(path: str, base: str) -> SourceFile:
@@ -161,6 +166,70 @@ def test_an_output_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatch):
         output.send()
     assert os.listdir(target) == ["worker-1"]
     assert os.listdir(target / "worker-1") == ["a"]
+
+
+def test_links_of_an_output_arrive_as_what_they_lead_to(tmp_path, caplog):
+    """The output may be removed with the node; a link there leads to nothing on another host."""
+    target, beside = tmp_path / "out", tmp_path / "beside"
+    (beside / "deep").mkdir(parents=True)
+    (beside / "deep" / "rows").write_text("rows")
+    output = WorkerOutput(str(target), "worker-1", tmp_path / "files")
+    own = Path(output.directory)
+    (own / "step-9").write_text("nine")
+    (own / "newest").symlink_to("step-9")
+    (own / "results").symlink_to(beside)
+    (beside / "deep" / "back").symlink_to(own)
+    (own / "gone").symlink_to("nowhere")
+    os.mkfifo(own / "pipe")
+    output.send()
+    sent = {
+        path.relative_to(target).as_posix(): path.read_text()
+        for path in target.rglob("*")
+        if not path.is_dir()
+    }
+    assert sent == {
+        "worker-1/step-9": "nine",
+        "worker-1/newest": "nine",
+        "worker-1/results/deep/rows": "rows",
+    }
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+    assert sorted(record.args for record in caplog.records if record.levelname == "WARNING") == [
+        (own / "gone",),
+        (own / "pipe",),
+        (own / "results" / "deep" / "back",),
+    ]
+
+
+def test_a_link_of_an_output_may_lead_to_where_it_is_sent(tmp_path):
+    """Nothing that arrives meanwhile is sent again."""
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "earlier").write_text("earlier")
+    output = WorkerOutput(str(target), "worker-1", tmp_path / "files")
+    own = Path(output.directory)
+    (own / "a").write_text("a")
+    (own / "all").symlink_to(target)
+    with contextlib.suppress(OSError):
+        output.send()
+    sent = [path for path in (target / "worker-1").rglob("*") if path.is_file()]
+    assert sorted(each.name for each in sent) == ["a", "earlier"]
+
+
+def test_an_output_in_a_store_has_names_that_look_like_patterns(tmp_path):
+    target = f"memory://{secrets.token_hex(4)}/lr=[0.1]"
+    place = f"{target}/worker-1"
+    for text in ("first", "second"):
+        output = WorkerOutput(target, "worker-1", tmp_path / text)
+        for name in ("img[0].png", f"fold[{text}]/rows?"):
+            path = Path(output.directory, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert output.send() == place
+    files = filesystem_for(target)
+    found = [each.path.removeprefix(f"{place}/") for each in walk(files, target, lambda _: False)]
+    assert found == ["fold[second]/rows?", "img[0].png"]
+    with files.open(f"{place}/img[0].png") as file:
+        assert file.read_range(0, 9) == b"second"
 
 
 def test_nothing_is_sent_of_an_output_that_main_fun_did_not_use(tmp_path):

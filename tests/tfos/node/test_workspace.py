@@ -1,5 +1,6 @@
 """The private files of a node: where they lie, who may read them, that they go."""
 
+import resource
 import shutil
 import stat
 import subprocess
@@ -90,6 +91,17 @@ def owner_of(path, **changes):
     mark = path / ".owner.json"
     owner = msgspec.json.decode(mark.read_bytes(), type=node_workspace.Owner)
     mark.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, **changes)))
+
+
+def test_a_full_disk_leaves_no_directory_that_nobody_would_remove(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            node_workspace.make_directory(str(tmp_path), "c1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path):

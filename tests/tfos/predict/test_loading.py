@@ -118,3 +118,21 @@ def test_retries_after_a_model_has_changed_do_not_read_it_again(tmp_path, made):
         with pytest.raises(SettingsError, match=r"m\.keras has changed since its names"):
             loading.loaded(signature)
     assert len(made) == 2
+
+
+def test_a_model_that_is_replaced_before_it_is_read_is_not_taken_for_the_old_one(
+    tmp_path, made, monkeypatch
+):
+    """TensorFlow's import lies between; a path may be given a new model at any time."""
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"first")
+    signature = loading.read_signature(ModelSource(path=str(path)))
+    loading._loaded.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "_limit_to_task", lambda: path.write_bytes(b"second"))
+        with pytest.raises(SettingsError, match=r"m\.keras has changed since its digest"):
+            loading.loaded(signature)
+    with pytest.raises(SettingsError, match=r"m\.keras has changed since its names"):
+        loading.loaded(signature)
+    path.write_bytes(b"first")
+    assert loading.loaded(signature).digest == signature.digest

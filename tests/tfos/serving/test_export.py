@@ -77,6 +77,19 @@ def test_any_name_of_a_table_is_a_safe_directory(tmp_path, name):
     assert {each.name for each in tmp_path.iterdir()} == {"e"}
 
 
+def test_tables_whose_names_differ_only_in_case_are_read_back(tmp_path):
+    """A program may name tables so; all places that an export goes to tell cases apart."""
+    rows = {"User": 1.0, "user": 2.0}
+    with ExportWriter(str(tmp_path / "e")) as writer:
+        for name, value in rows.items():
+            one = SortedBatch(
+                np.array([7]), np.full((1, 4), value, np.float32), np.zeros(1, np.bool_)
+            )
+            writer.add_table(exported_table(TableSpec(name=name, dim=4, rule=Add())), [one])
+        writer.commit(state="s", source="a test")
+    assert {name: read_all(tmp_path / "e", name)[7][0] for name in rows} == rows
+
+
 def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("tfos.serving.export_writer.FILE_BYTES", 1)
     monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 1600)

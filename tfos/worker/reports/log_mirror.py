@@ -140,7 +140,7 @@ class LogMirror:
                     continue
                 try:
                     found = path.lstat()
-                except FileNotFoundError:  # removed since it was listed
+                except OSError:  # removed since it was listed, or not to be looked at now
                     continue
                 if not stat.S_ISREG(found.st_mode):
                     continue

@@ -55,6 +55,18 @@ def test_the_last_round_does_not_wait_for_the_period(places):
     assert contents(there) == {"events": b"x"}
 
 
+def test_a_file_that_cannot_be_looked_at_delays_no_other(places, monkeypatch):
+    """As one whose directory became a file since it was listed."""
+    here, there = places
+    (here / "a").write_bytes(b"was a directory")
+    (here / "events").write_bytes(b"x")
+    monkeypatch.setattr(
+        os, "walk", lambda _: iter([(str(here / "a"), [], ["gone"]), (str(here), [], ["events"])])
+    )
+    LogMirror(str(here), str(there))._round()
+    assert contents(there) == {"events": b"x"}
+
+
 def test_what_did_not_change_is_not_sent_again(places, monkeypatch):
     here, there = places
     sent: list[str] = []
