@@ -111,7 +111,10 @@ class FeedService:
         """
 
         def inference() -> Any:
-            return self._open("inference()", request).inference(request)
+            feeder = self._open("inference()", request)
+            if hasattr(request.data, "foreachRDD"):
+                stream_stop.publish(self._reserved)
+            return feeder.inference(request)
 
         with self._ending.raising():
             results = InterruptibleCall(
