@@ -15,6 +15,7 @@ from feeding.columnar.chunk import Chunk
 from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
+from feeding.encode import packer
 from feeding.encode.packer import Packer
 from feeding.errors import RowError
 from tests.support.packed import packed
@@ -379,3 +380,70 @@ def test_a_row_over_the_limit_is_refused_with_what_to_do():
 
 def test_huge_ints_among_floats_are_floats():
     assert round_trip([[1, 2], [2**70, 0.5]]) == [[1.0, 2.0], [2.0**70, 0.5]]
+
+
+class Dense:
+    """A vector of Spark: it keeps the array that it was made of."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def toArray(self):
+        return self._values
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+def refilled(make, count=8):
+    """Yield rows around one array, one list and one bytearray, filled again for each row."""
+    array, numbers, text = np.zeros(3, "f4"), [0, 0], bytearray(1)
+    whole = make(array, numbers, text, 0)
+    for row in range(count):
+        array[:] = row
+        numbers[:] = [row, -row]
+        text[:] = bytes([row])
+        if isinstance(whole, dict):
+            whole["n"] = row
+        yield whole if isinstance(whole, dict) else make(array, numbers, text, row)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1], ids=["many rows", "one row"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda array, *_: array,
+        lambda array, *_: array[:2],
+        lambda array, *_: Dense(array),
+        lambda _, numbers, *__: numbers,
+        lambda _, __, text, ___: text,
+        lambda array, *_: (array, "text"),
+        lambda array, numbers, text, row: {"a": array, "l": numbers, "t": text, "n": row},
+        lambda array, numbers, _, row: Pair(array, (row, numbers)),
+        lambda _, numbers, __, row: [[row], numbers],
+        lambda _, __, ___, row: row,
+    ],
+    ids=["array", "view", "vector", "list", "bytes", "tuple", "dict", "row", "lists", "number"],
+)
+def test_a_generator_may_fill_one_row_again_for_each_row(make, chunk_bytes):
+    """A chunk's rows are taken before they are encoded: without copies all would be the last."""
+    config = FeedConfig(chunk_bytes=chunk_bytes, chunk_rows=3)
+    found = [
+        repr(row)
+        for chunk in Packer(config).chunks(refilled(make))
+        for row in rows_of(through_wire(chunk))
+    ]
+    assert found == [
+        repr(row)
+        for each in range(8)
+        for chunk in Packer(config).chunks(iter([list(refilled(make, each + 1))[-1]]))
+        for row in rows_of(through_wire(chunk))
+    ]
+
+
+def test_rows_that_share_nothing_are_not_copied_but_for_the_first(monkeypatch):
+    copies = []
+    monkeypatch.setattr(packer.refilled, "copied", lambda row: copies.append(row) or row)
+    rows = [(np.full(3, row), {"x": [row]}) for row in range(8)]
+    list(Packer(FeedConfig(chunk_rows=3)).chunks(iter(rows)))
+    assert len(copies) == 1
