@@ -23,6 +23,7 @@ import numpy as np
 
 from feeding.columnar.builder import (
     ADVICE,
+    NO_MASK,
     Collector,
     Values,
     category_of,
@@ -93,7 +94,8 @@ def _common_category(out: Collector, values: Values, name: str) -> str:
         return "float"
     for row, value in enumerate(values):
         if category_of(type(value)) in ("None", "other"):
-            raise out.refuse(name, row, f"{describe(value)}; {ADVICE}")
+            advice = NO_MASK if isinstance(value, np.ma.MaskedArray) else ADVICE
+            raise out.refuse(name, row, f"{describe(value)}; {advice}")
     expected = category_of(type(values[0]))
     odd = next(i for i, value in enumerate(values) if category_of(type(value)) != expected)
     raise out.refuse(

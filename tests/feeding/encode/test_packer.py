@@ -227,6 +227,9 @@ def test_nan_and_infinity_survive():
         ([{"a.b": 1, "a": {"b": 2}}], "two columns have the same name"),
         ([{f"{'n' * 200}{i}": i for i in range(2000)}], "2000 columns takes"),
         ([1j], "1j"),
+        ([np.ma.array([1, 2], mask=[0, 1])], r"\(MaskedArray\); .*filled\(\) values"),
+        ([{"x": 1.5}, {"x": np.ma.masked}], r"row 1, column 'x': .*\(MaskedConstant\); .*filled"),
+        ([[1.5, 2], [np.ma.masked, 2]], r"row 1, column 'value': value 0 is .*MaskedConstant"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named(rows, text):
