@@ -28,6 +28,7 @@ from feeding.columnar.builder import (
     Values,
     category_of,
     describe,
+    dtype_name,
     is_number,
     offsets_of,
 )
@@ -142,8 +143,9 @@ def _encode_text(out: Collector, category: str, values: Values, name: str) -> No
 def _encode_arrays(out: Collector, values: Values, name: str) -> None:
     arrays = [value if isinstance(value, np.ndarray) else value.toArray() for value in values]
     first = arrays[0]
+    wanted = dtype_name(first.dtype)  # the same in both byte orders
     for row, array in enumerate(arrays):
-        if array.dtype != first.dtype or array.dtype.name not in DTYPES:
+        if dtype_name(array.dtype) != wanted or wanted not in DTYPES:
             before = "" if row == 0 else f", but earlier rows have {first.dtype}"
             raise out.refuse(name, row, f"array of {array.dtype}{before}; {ADVICE}")
     dtype = first.dtype.newbyteorder("=")

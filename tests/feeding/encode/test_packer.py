@@ -179,6 +179,16 @@ def test_vectors_of_spark_ml_are_read_through_toarray():
     assert round_trip([(DenseVector(), 1)])[0][0].tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("lengths", [(3, 3), (3, 2)])
+def test_rows_in_both_byte_orders_are_one_column(lengths):
+    first, second = (np.arange(length) for length in lengths)
+    found = round_trip([first.astype(">i4"), second.astype("<i4")])
+    assert [(row.dtype, row.tolist()) for row in found] == [
+        (np.dtype("i4"), first.tolist()),
+        (np.dtype("i4"), second.tolist()),
+    ]
+
+
 def test_empty_rows_and_no_rows():
     assert round_trip([]) == []
     assert round_trip([(), ()]) == [(), ()]
