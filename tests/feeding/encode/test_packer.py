@@ -2,7 +2,9 @@
 
 import collections
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -15,7 +17,7 @@ from feeding.columnar.chunk import Chunk
 from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
-from feeding.encode import packer
+from feeding.encode import refilled
 from feeding.encode.packer import Packer
 from feeding.errors import RowError
 from tests.support.packed import packed
@@ -237,7 +239,7 @@ def test_nan_and_infinity_survive():
         ([{"a.b": 1, "a": {"b": 2}}], "two columns have the same name"),
         ([{f"{'n' * 200}{i}": i for i in range(2000)}], "2000 columns takes"),
         ([1j], "1j"),
-        ([np.ma.array([1, 2], mask=[0, 1])], r"\(MaskedArray\); .*filled\(\) values"),
+        ([np.ma.array([1, 2], mask=[False, True])], r"\(MaskedArray\); .*filled\(\) values"),
         ([{"x": 1.5}, {"x": np.ma.masked}], r"row 1, column 'x': .*\(MaskedConstant\); .*filled"),
         ([[1.5, 2], [np.ma.masked, 2]], r"row 1, column 'value': value 0 is .*MaskedConstant"),
     ],
@@ -405,10 +407,12 @@ class Dense:
         return self._values
 
 
-Pair = collections.namedtuple("Pair", ["x", "y"])
+class Pair(NamedTuple):
+    x: Any
+    y: Any
 
 
-def refilled(make, count=8):
+def filled_again(make: Callable[..., Any], count: int = 8) -> Iterator[Any]:
     """Yield rows around one array, one list and one bytearray, filled again for each row."""
     array, numbers, text = np.zeros(3, "f4"), [0, 0], bytearray(1)
     whole = make(array, numbers, text, 0)
@@ -443,20 +447,25 @@ def test_a_generator_may_fill_one_row_again_for_each_row(make, chunk_bytes):
     config = FeedConfig(chunk_bytes=chunk_bytes, chunk_rows=3)
     found = [
         repr(row)
-        for chunk in Packer(config).chunks(refilled(make))
+        for chunk in Packer(config).chunks(filled_again(make))
         for row in rows_of(through_wire(chunk))
     ]
     assert found == [
         repr(row)
         for each in range(8)
-        for chunk in Packer(config).chunks(iter([list(refilled(make, each + 1))[-1]]))
+        for chunk in Packer(config).chunks(iter([list(filled_again(make, each + 1))[-1]]))
         for row in rows_of(through_wire(chunk))
     ]
 
 
 def test_rows_that_share_nothing_are_not_copied_but_for_the_first(monkeypatch):
     copies = []
-    monkeypatch.setattr(packer.refilled, "copied", lambda row: copies.append(row) or row)
+
+    def copied(row):
+        copies.append(row)
+        return row
+
+    monkeypatch.setattr(refilled, "copied", copied)
     rows = [(np.full(3, row), {"x": [row]}) for row in range(8)]
     list(Packer(FeedConfig(chunk_rows=3)).chunks(iter(rows)))
     assert len(copies) == 1
