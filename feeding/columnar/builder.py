@@ -20,7 +20,6 @@ from feeding.errors import RowError
 
 Values = Sequence[Any]
 ADVICE = "a column holds numbers, text, bytes, or arrays and lists of numbers; fill or drop others"
-
 NO_MASK = "a masked array's mask is not sent: give its filled() values, and its mask as more values"
 
 
@@ -101,11 +100,6 @@ def is_number(kind: type) -> bool:
     return category_of(kind) in _NUMBERS
 
 
-def is_long_vector(values: Values) -> bool:
-    """Return whether a list is so long, and begins so, that all its values are numbers."""
-    return len(values) > _LONG and type(values[0]) in PLAIN_NUMBERS
-
-
 def describe(value: Any) -> str:
     """Return a value, shortened, and its type, for errors."""
     text = repr(value)
@@ -113,9 +107,6 @@ def describe(value: Any) -> str:
     return "None" if value is None else f"{shown} ({type(value).__name__})"
 
 
-PLAIN_NUMBERS = frozenset([int, float, bool])
-_LONG = 64
-"""All values of a longer list that begins with a number are numbers."""
 _NUMBERS = ("int", "float", "bool", "numpy")
 _EXACT: dict[type, str] = {
     bool: "bool",

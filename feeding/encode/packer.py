@@ -7,6 +7,7 @@ Threads: one per packer; pure.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
@@ -14,11 +15,12 @@ from typing import Any, Literal, TypedDict
 import msgspec
 import numpy as np
 
-from feeding.columnar.builder import PLAIN_NUMBERS, Collector, is_long_vector
+from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
+from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
-from feeding.encode import refilled
+from feeding.encode.refilled import is_refilled
 from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
 
@@ -26,6 +28,9 @@ _PORTION = 16
 """Most rows that are taken before the width of one of them is looked at."""
 _NARROWED = 8
 """A chunk may store eight bytes of a Python number as one."""
+_LONG = 64
+"""All values of a longer list that begins with a number are numbers."""
+_NUMBERS = frozenset([int, float, bool])
 
 
 class PackerOptions(TypedDict, total=False):
@@ -96,11 +101,17 @@ class Packer:
 
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         taken = list(itertools.islice(rows, 1))
-        num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
-        if taken:
-            rows = refilled.kept(taken[0], rows)
-        if num_rows > 1:
-            taken = [refilled.copied(taken.pop()), *self._taken(rows, num_rows - 1)]
+        if not taken:
+            return
+        alone = self._pack(taken)
+        num_rows = self._rows_per_chunk(alone)
+        second = list(itertools.islice(rows, 1))
+        rows = itertools.chain(second, rows)
+        if any(is_refilled(taken[0], row) for row in second):
+            # The first row's values are in its chunk alone.
+            taken, rows = rows_of(alone), map(copy.deepcopy, rows)
+        taken += self._taken(rows, num_rows - 1)
+        del alone, second
         while taken:
             self.rows_read += len(taken)
             for chunk in self._split(taken):
@@ -189,7 +200,7 @@ class Packer:
 
 def _bytes_of(value: Any) -> int:
     """Return about how many bytes a row, or a part of it, takes."""
-    if type(value) in PLAIN_NUMBERS:
+    if type(value) in _NUMBERS:
         return 8
     if isinstance(value, str | bytes | bytearray):
         return len(value)
@@ -198,10 +209,10 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, dict):
         value = value.values()
     elif isinstance(value, list):
-        if is_long_vector(value):
+        if len(value) > _LONG and type(value[0]) in _NUMBERS:
             return 8 * len(value)
     elif not isinstance(value, tuple):
         # Spark's vectors; its matrices have no size, and all of one shape.
         return 8 * getattr(value, "size", 1) if hasattr(value, "toArray") else 8
-    others = [part for part in value if type(part) not in PLAIN_NUMBERS]
+    others = [part for part in value if type(part) not in _NUMBERS]
     return 8 + 8 * (len(value) - len(others)) + sum(map(_bytes_of, others))

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from feeding.columnar.chunk import Chunk
 from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import DTYPES, FeedRow, row_class
 from feeding.config import FeedConfig
-from feeding.encode import refilled
 from feeding.encode.packer import Packer
 from feeding.errors import RowError
 from tests.support.packed import packed
@@ -241,7 +241,7 @@ def test_nan_and_infinity_survive():
         ([1j], "1j"),
         ([np.ma.array([1, 2], mask=[False, True])], r"\(MaskedArray\); .*filled\(\) values"),
         ([{"x": 1.5}, {"x": np.ma.masked}], r"row 1, column 'x': .*\(MaskedConstant\); .*filled"),
-        ([[1.5, 2], [np.ma.masked, 2]], r"row 1, column 'value': value 0 is .*MaskedConstant"),
+        ([[1, 2], [np.ma.masked, 2]], r"row 1, column 'value': value 0 is .*MaskedConstant"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named(rows, text):
@@ -407,6 +407,16 @@ class Dense:
         return self._values
 
 
+class Sparse:
+    """A vector of Spark that makes another array each time."""
+
+    def __init__(self):
+        self.value = 0
+
+    def toArray(self):
+        return np.full(3, self.value)
+
+
 class Pair(NamedTuple):
     x: Any
     y: Any
@@ -458,14 +468,29 @@ def test_a_generator_may_fill_one_row_again_for_each_row(make, chunk_bytes):
     ]
 
 
-def test_rows_that_share_nothing_are_not_copied_but_for_the_first(monkeypatch):
-    copies = []
+def test_a_vector_that_makes_its_array_may_be_filled_again_too():
+    def filled():
+        vector = Sparse()
+        for vector.value in range(8):
+            yield vector
 
-    def copied(row):
-        copies.append(row)
-        return row
+    found = [row for chunk in Packer(FeedConfig()).chunks(filled()) for row in rows_of(chunk)]
+    assert [row.tolist() for row in found] == [[row] * 3 for row in range(8)]
 
-    monkeypatch.setattr(refilled, "copied", copied)
-    rows = [(np.full(3, row), {"x": [row]}) for row in range(8)]
-    list(Packer(FeedConfig(chunk_rows=3)).chunks(iter(rows)))
-    assert len(copies) == 1
+
+def test_rows_that_share_nothing_are_not_copied():
+    class Lazy:
+        """A vector that cannot be copied."""
+
+        def __init__(self, value):
+            self._value = value
+            self._lock = threading.Lock()
+
+        def toArray(self):
+            return np.full(3, self._value)
+
+    rows = [(Lazy(row), {"x": [row]}) for row in range(8)]
+    found = round_trip(rows)
+    assert [(array.tolist(), part) for array, part in found] == [
+        ([row] * 3, {"x": [row]}) for row in range(8)
+    ]
