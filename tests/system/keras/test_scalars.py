@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,8 +140,9 @@ def test_points_cost_little_time_and_space_whatever_their_number(
         now[0] += write_s
 
     monkeypatch.setattr(tensorboard_scalars, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    recorder = SimpleNamespace(write=write, is_broken=False, close=lambda: None)
-    _record(recorder, SimpleNamespace(wait=wait), 5.0)
+    recorder: Any = SimpleNamespace(write=write, is_broken=False, close=lambda: None)
+    ending: Any = SimpleNamespace(wait=wait)
+    _record(recorder, ending, 5.0)
     assert min(pauses) == 5.0
     assert max(pauses) == pytest.approx(longest_s, rel=0.01)
     assert len(pauses) == pytest.approx(points, rel=0.05)

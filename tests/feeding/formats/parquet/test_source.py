@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -555,12 +556,12 @@ def test_a_part_of_a_column_has_its_name_in_front(path, columns):
 
 def test_many_list_columns_are_not_compared_with_each_other(tmp_path, monkeypatch):
     def asked(count):
-        calls = []
-        monkeypatch.setattr(footer, "owner_of", lambda *given: calls.append(1) or owner_of(*given))
+        asking = Mock(wraps=owner_of)
+        monkeypatch.setattr(footer, "owner_of", asking)
         lists = {f"n{n}": pa.array([[1.0, 2.0]]) for n in range(count)}
         path = write(tmp_path / f"{count}", pa.table(lists))
         assert ParquetSource(path).schema.columns[-1].shape == (2,)
-        return len(calls)
+        return asking.call_count
 
     assert asked(40) == 2 * asked(20)
 
