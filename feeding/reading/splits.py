@@ -75,7 +75,7 @@ def share(
     *,
     seed: int | None = None,
     epoch: int = 0,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int | None = None,
 ) -> list[Split]:
     """Return what one worker reads in one epoch, in order.
 
@@ -85,7 +85,7 @@ def share(
         num_workers: workers that share the files.
         seed: see shares.
         epoch: from 0.
-        piece_bytes: size of the pieces of files with unknown rows.
+        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
 
     Raises:
         FeedSettingsError: an illegal worker or size, or some files with and some without known
@@ -102,7 +102,7 @@ def shares(
     *,
     seed: int | None = None,
     epoch: int = 0,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int | None = None,
 ) -> list[list[Split]]:
     """Return what each worker reads in one epoch, in order.
 
@@ -113,12 +113,12 @@ def shares(
         num_workers: workers that share the files.
         seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
         epoch: from 0.
-        piece_bytes: size of the pieces of files with unknown rows.
+        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
 
     Raises:
         FeedSettingsError: an illegal size, or some files with and some without known rows.
     """
-    if piece_bytes < 1:
+    if piece_bytes is not None and piece_bytes < 1:
         raise FeedSettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
     in_order = sorted(files, key=lambda file: file.path)
     generator = random.Random(f"{seed} {epoch}")
@@ -249,7 +249,9 @@ def _cut(pieces: Sequence[Split], sizes: Sequence[int]) -> list[list[Split]]:
             while ends[worker] <= at:
                 worker += 1
             stop = min(piece.stop, start + ends[worker] - at)
-            part, mine = Split(piece.path, start, stop, piece.piece), cut[worker]
+            is_whole = (start, stop) == (piece.start, piece.stop)  # no copy of a million pieces
+            part = piece if is_whole else Split(piece.path, start, stop, piece.piece)
+            mine = cut[worker]
             if mine and _adjoin(mine[-1], part):
                 part = Split(part.path, mine.pop().start, part.stop)
             mine.append(part)

@@ -176,10 +176,6 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splits, "PIECE_BYTES", pieces * ROW_BYTES)
         patch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
-        for function in (splits.share, splits.shares):
-            patch.setattr(function, "__kwdefaults__", {
-                "seed": None, "epoch": 0, "piece_bytes": pieces * ROW_BYTES,
-            })  # fmt: skip
         shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else window}
         course, seen = START, []
         shuffle["most_bytes"] = most_bytes
