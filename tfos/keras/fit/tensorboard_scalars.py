@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 """Least seconds between two requests for the servers' counters."""
 MOST_TIME = 1 / 20
-"""Most of the time that collecting and writing takes, of the process that trains."""
+"""Most of a core's time that collecting and writing takes, of the process that trains."""
 MOST_OF_AGE = 1 / 1000
 """Seconds between two points of a long `fit`, as a part of its age: TensorBoard shows about 1,000
 points of a curve."""
@@ -92,7 +92,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
         is_last = False
         while not is_last and not recorder.is_broken:
             is_last = ending.wait(pause_s)
-            begun = time.monotonic()
+            begun = time.thread_time()  # waiting for a server that restarts takes nothing
             try:
                 recorder.write()
             except Exception as error:  # noqa: BLE001 - training never fails because of its display
@@ -100,8 +100,8 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     reason = str(error).strip().partition("\n")[0]
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
-            now = time.monotonic()
-            pause_s = max(interval_s, (now - begun) / MOST_TIME, (now - start) * MOST_OF_AGE)
+            taken_s, age_s = time.thread_time() - begun, time.monotonic() - start
+            pause_s = max(interval_s, taken_s / MOST_TIME, age_s * MOST_OF_AGE)
     finally:
         recorder.close()
 
