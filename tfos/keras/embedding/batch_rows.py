@@ -120,7 +120,6 @@ class RowPlanner:
             kept = [flat if mask is None else flat[mask] for flat, mask in own]
             both = kept[0] if len(kept) == 1 else np.concatenate(kept)
             try:
-                # dim 16 and dim 1 of the same ids: one route for both
                 ids = self._routed(name, both, others)
             except IdError as error:
                 layers = [ahead[at].layer.name for at in places]
@@ -181,16 +180,15 @@ class RowPlanner:
         return ids, ids.summed(values)
 
     def _routed(self, name: str, keys: Array, others: dict[Hashable, RoutedIds]) -> RoutedIds:
-        """Return the route of a table's keys: that of other tables of the same keys, if any.
+        """Return the route of a table's keys: dim 16 and dim 1 of the same ids have one for both.
 
-        others: routes of the batch's tables by what tells them apart; a new one is added.
+        others: routes of the batch's tables by all that they depend on; a new one is added.
         """
         spec = self._specs[name]
-        mark = (spec.id_kind, spec.max_id, hash(keys.tobytes()))
-        ids = others.get(mark)
-        if ids is None or not _is_route_of(ids, keys):
-            ids = others[mark] = self._routed_alone(name, keys)
-        return ids
+        mark = (spec.id_kind, spec.max_id, keys.tobytes())
+        if mark not in others:
+            others[mark] = self._routed_alone(name, keys)
+        return others[mark]
 
     def _routed_alone(self, name: str, keys: Array) -> RoutedIds:
         return self._route({name: from_bits(self._specs[name], keys)})[name]
@@ -271,10 +269,6 @@ def _is_id(keys: Array, pad_key: int | None) -> Array | None:
         return None
     mask = keys != pad_key
     return None if mask.all() else mask
-
-
-def _is_route_of(ids: RoutedIds, keys: Array) -> bool:
-    return ids.inverse.size == keys.size and bool((ids.unique[ids.inverse] == keys).all())
 
 
 def _with_padding(inverse: Array, mask: Array | None, padding: int) -> Array:
