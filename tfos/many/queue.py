@@ -134,15 +134,16 @@ class TrainingQueue:
         """
         return self._newest.get(slot.slot) == slot
 
-    def restore(self, item: int, row: ItemTraining) -> None:
-        """Take over an item that an earlier run has done.
+    def restore(self, rows: Mapping[int, ItemTraining]) -> None:
+        """Take over the items that an earlier run has done.
 
         Args:
-            item: its position.
-            row: its row in that run.
+            rows: their rows in that run, by position.
         """
-        self._queue_of(item).remove(item)
-        self._set(item, replace(row, state=TrainingState.DONE))
+        for item, row in rows.items():
+            self._set(item, replace(row, state=TrainingState.DONE))
+        for number, waiting in self._waiting.items():
+            self._waiting[number] = deque(item for item in waiting if item not in rows)
 
     def draw(
         self, slot: SlotAttempt, holding: Collection[int] = (), *, is_ahead: bool = False

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ps.stats.server_stats import ServerStats, TableStats
 from rpc.histogram import Latency
 from tests.support.waiting import wait_until
-from tfos.keras.fit.tensorboard_scalars import ClusterScalars, _Recorder, server_scalars
+from tfos.keras.fit import tensorboard_scalars
+from tfos.keras.fit.tensorboard_scalars import (
+    ClusterScalars,
+    _record,
+    _Recorder,
+    server_scalars,
+)
 
 pytestmark = pytest.mark.tf
 
@@ -109,3 +116,37 @@ def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():
     assert len(writing()) == 1
     callback.on_train_end()
     assert not writing()
+
+
+@pytest.mark.parametrize(
+    ("write_s", "wait_s", "fit_s", "points", "longest_s"),
+    [
+        pytest.param(0.01, 0.0, 1000.0, 200, 5.0, id="a short one"),
+        pytest.param(0.01, 60.0, 1000.0, 17, 5.0, id="a server that restarts"),
+        pytest.param(2.0, 0.0, 1000.0, 25, 40.0, id="many tables"),
+        pytest.param(0.01, 0.0, 30 * 86_400.0, 7240, 2592.0, id="thirty days"),
+    ],
+)
+def test_points_cost_little_time_and_space_whatever_their_number(
+    monkeypatch, write_s, wait_s, fit_s, points, longest_s
+):
+    now, busy, pauses = [0.0], [0.0], []
+
+    def wait(pause_s):
+        pauses.append(pause_s)
+        now[0] += pause_s
+        return now[0] > fit_s
+
+    def write():
+        now[0] += write_s + wait_s
+        busy[0] += write_s
+
+    clocks = SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: busy[0])
+    monkeypatch.setattr(tensorboard_scalars, "time", clocks)
+    recorder: Any = SimpleNamespace(write=write, is_broken=False, close=lambda: None)
+    ending: Any = SimpleNamespace(wait=wait)
+    _record(recorder, ending, 5.0)
+    assert min(pauses) == 5.0
+    assert max(pauses) == pytest.approx(longest_s, rel=0.01)
+    assert len(pauses) == pytest.approx(points, rel=0.05)
+    assert busy[0] <= 0.06 * now[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tfos.many.messages import Ended, Ending, EndSlot, Train, WaitForItem
 from tfos.many.queue import ItemTraining, SlotAttempt, TrainingQueue, TrainingState
 
@@ -190,11 +192,21 @@ def test_groups_are_trained_where_their_rows_are():
 
 def test_items_of_an_earlier_run_are_done():
     queue = queue_of(2)
-    queue.restore(0, ItemTraining(item="i0", seconds=3.0, metrics={"loss": 1.0}))
+    queue.restore({0: ItemTraining(item="i0", seconds=3.0, metrics={"loss": 1.0})})
     assert states(queue) == ["done", "waiting"]
     assert queue.draw(A) == Train(1, 1)
     queue.ended(A, done(1))
     assert queue.is_complete
+
+
+@pytest.mark.parametrize("homes", [None, [0] * 6])
+def test_what_an_earlier_run_left_is_trained_in_its_order(homes):
+    queue = queue_of(6, homes=homes)
+    queue.restore({item: ItemTraining(item=f"i{item}") for item in (3, 0, 4)})
+    assert queue.ended_items == [3, 0, 4]
+    orders = [queue.draw(A, (1, 2, 5)[:number]) for number in range(3)]
+    assert orders == [Train(1, 1), Train(2, 1), Train(5, 1)]
+    assert not queue.has_work(0)
 
 
 def test_a_report_that_repeats_another_ends_no_later_attempt():
