@@ -17,7 +17,8 @@ from typing import Any
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.files.inputs import NAME, InputFiles
-from tfos.slots.resources import Resources, RoleResources
+from tfos.slots.resources import PS_NODES, Resources, RoleResources, group_of
+from tfos.topology import Plan
 
 PREFIX = "spark.tfos."
 _ROLE_FIELDS = {
@@ -56,14 +57,17 @@ def of_job(
 
 
 def applied(
-    conf: Mapping[str, str], resources: RoleResources, config: ClusterConfig
+    conf: Mapping[str, str], resources: RoleResources, config: ClusterConfig, plan: Plan
 ) -> tuple[RoleResources, ClusterConfig]:
     """Return a call's resources and configuration, filled in by the settings where it is silent.
+
+    A job's settings are for all of its clusters, of which some have no servers on executors.
 
     Args:
         conf: Spark's settings.
         resources: the call's resources.
         config: the call's config.
+        plan: the call's nodes.
 
     Raises:
         SettingsError: a setting is unknown, or its value is refused.
@@ -72,8 +76,11 @@ def applied(
     if not found:
         return resources, config
     _check(found)
+    of_servers = _role("ps", found)
+    if not any(group_of(node) == PS_NODES for node in plan.on_executors):
+        of_servers = None
     filled = RoleResources(
-        ps=resources.ps or _role("ps", found),
+        ps=resources.ps or of_servers,
         workers=resources.workers or _role("workers", found),
         placement=resources.placement or found.get("placement"),  # type: ignore[arg-type]
     )

@@ -238,7 +238,9 @@ def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.
 
 def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> ReservationRequest:
     """Return the request with what a job file says, and directories as all processes find them."""
-    resources, config = job_settings.applied(facts.conf, request.resources, request.config)
+    resources, config = job_settings.applied(
+        facts.conf, request.resources, request.config, request.plan
+    )
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     return replace(request, config=config, tensorboard=tensorboard, resources=resources)
 
