@@ -1,0 +1,53 @@
+"""Types of a manifest's fields: what a server would refuse is refused where it is written.
+
+Covers: the check of a record's values against its annotations, as decoding makes it, and its
+sentence.
+Does not: check ranges (the records do).      Pure.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from ps.errors import PSSettingsError
+
+
+def check_types(record: msgspec.Struct, owner: str) -> None:
+    """Refuse a value that no other process could read.
+
+    Args:
+        record: a record of the manifest.
+        owner: whose settings these are, for the error.
+
+    Raises:
+        PSSettingsError: names the field, its value and what is allowed.
+    """
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError:
+            advice = ""
+            if type(value).__module__ == "numpy":
+                advice = "; pass a number of Python's, such as float(x) or int(x)"
+            raise PSSettingsError(
+                f"{owner}: {field.name} must be {_allowed(field.type)}, got {value!r} "
+                f"({type(value).__name__}){advice}"
+            ) from None
+
+
+def _allowed(kind: Any) -> str:
+    """Return what a field's type allows, in words."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return " or ".join(_name(part) for part in parts)
+
+
+def _name(kind: Any) -> str:
+    if kind is types.NoneType:
+        return "None"
+    return str(kind) if get_args(kind) else str(kind.__name__)
