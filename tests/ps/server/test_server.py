@@ -102,9 +102,8 @@ def test_seeding_other_parameters_lists_the_differences():
 
 def test_a_manifest_that_an_empty_server_cannot_read_is_refused_with_the_field():
     manifest = make_manifest(reduction="max")
-    with cluster() as bed:
-        with pytest.raises(ManifestMismatch, match=r"'max' - at `\$\.reduction`"):
-            bed.client().seed(manifest, filled(manifest))
+    with cluster() as bed, pytest.raises(ManifestMismatch, match=r"'max' - at `\$\.reduction`"):
+        bed.client().seed(manifest, filled(manifest))
 
 
 def test_attach_waits_for_the_seed():
