@@ -19,7 +19,7 @@ from tests.support.fake_spark import FakeRdd, FakeSpark
 from tests.support.waiting import wait_until
 from tfos import ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.control import messages
-from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
@@ -127,6 +127,12 @@ def test_a_second_train_on_a_feed_is_refused_and_one_on_another_feed_is_not(spar
 
 
 @pytest.mark.fault("F15")
+@pytest.mark.parametrize("given", [1, "no", None])
+def test_a_flag_that_nodes_would_not_read_is_refused_before_anything_is_fed(spark, cluster, given):
+    with pytest.raises(SettingsError, match=f"exactly_once must be True or False, got {given!r}"):
+        cluster.train(FakeRdd(spark, [1]), 1, exactly_once=given)
+
+
 def test_an_interrupted_train_cancels_its_job_and_the_feed_can_be_fed_again(spark, cluster):
     rdd = _blocked(spark)
     watcher = _interrupt_when(rdd.started.is_set)
