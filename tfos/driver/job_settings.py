@@ -72,10 +72,9 @@ def applied(
     Raises:
         SettingsError: a setting is unknown, or its value is refused.
     """
-    found = {key[len(PREFIX) :]: value for key, value in conf.items() if key.startswith(PREFIX)}
+    found = stated(conf)
     if not found:
         return resources, config
-    _check(found)
     of_servers = _role("ps", found)
     if not any(group_of(node) == PS_NODES for node in plan.on_executors):
         of_servers = None
@@ -89,7 +88,16 @@ def applied(
     return filled, dataclasses.replace(config, inputs=inputs, output=output)
 
 
-def _check(found: Mapping[str, str]) -> None:
+def stated(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return what Spark's settings say of a job's clusters, by the names after PREFIX.
+
+    Args:
+        conf: Spark's settings.
+
+    Raises:
+        SettingsError: one of them is unknown.
+    """
+    found = {key[len(PREFIX) :]: value for key, value in conf.items() if key.startswith(PREFIX)}
     for name in found:
         if name not in _KNOWN and not _INPUT.fullmatch(name):
             near = difflib.get_close_matches(name, _KNOWN, n=1)
@@ -97,6 +105,7 @@ def _check(found: Mapping[str, str]) -> None:
                 f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
             )
             raise SettingsError(f"unknown setting {PREFIX}{name}; {advice}")
+    return found
 
 
 def _role(role: str, found: Mapping[str, str]) -> Resources | None:
