@@ -237,8 +237,8 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},
-            "conf.'spark.executor.cores' = '2': executor.cores and the roles' cores, also where not "
-            "written, make it '1'; write these instead",
+            "conf.'spark.executor.cores' = '2': executor.cores and the roles' cores, also where "
+            "not written, make it '1'; write these instead",
         ),
         (
             {"conf": {"spark.executor.instances": "9"}, "workers": 2},
