@@ -303,8 +303,11 @@ def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, mo
 
 @pytest.mark.fault("F15")
 def test_a_last_save_of_a_cluster_without_servers_is_none(spark, tmp_path, capsys):
-    config = ClusterConfig(verbose=False, abort_s=2.0, save_on_interrupt=str(tmp_path))
+    config = ClusterConfig(abort_s=2.0, save_on_interrupt=str(tmp_path))
     cluster = TFCluster.reserve(spark, 2, 0, input_mode=InputMode.SPARK, config=config)
+    told = capsys.readouterr().err
+    assert f"save_on_interrupt={str(tmp_path)!r} saves nothing with num_ps=0" in told
+    assert f"go to {tmp_path}" not in told
     cluster.start(main_fun)
     cluster.abort()
     assert cluster.phase is ClusterPhase.CLOSED

@@ -157,7 +157,8 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     mode, feeds = _checked(request)
     sc, facts = _context(spark, request)
     request = _filled(request, facts)
-    config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
+    config = request.config
+    outputs = preflight.outputs(config, request.tensorboard, plan)
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
@@ -308,6 +309,8 @@ def _console(
         console.line(f"{what} go to {directory}")
     for note in preflight.notes(facts, len(plan.on_executors)):
         console.warn(note)
+    if config.save_on_interrupt and not plan.servers:
+        console.warn(preflight.NO_LAST_SAVE.format(config.save_on_interrupt))
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)
     if plan.servers_at_driver:

@@ -117,14 +117,16 @@ def test_the_overhead_told_at_the_start_is_that_of_the_nodes_on_one_executor(
 def test_every_output_of_a_cluster_gets_its_meaning_before_anything_starts():
     saves = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7"), save_on_interrupt="/last")
     board = TensorBoardConfig(is_wanted=True, log_dir="/runs/7/logs")
-    found = preflight.outputs(*preflight.placed_outputs(saves, board, _facts("yarn")))
+    placed = preflight.placed_outputs(saves, board, _facts("yarn"))
+    found = preflight.outputs(*placed, plan(2, 1))
     assert found == {
         "checkpoints": "hdfs://nn:8020/runs/7",
         "parameters of an interrupted cluster": "hdfs://nn:8020/last",
         "TensorBoard's files": "hdfs://nn:8020/runs/7/logs",
     }
+    assert preflight.LAST_CHECKPOINT not in preflight.outputs(*placed, plan(2, 0))
     nothing = preflight.placed_outputs(ClusterConfig(), TensorBoardConfig(), _facts("yarn"))
-    assert preflight.outputs(*nothing) == {}
+    assert preflight.outputs(*nothing, plan(2, 1)) == {}
 
 
 @pytest.mark.parametrize(
