@@ -27,16 +27,23 @@ def check_types(record: msgspec.Struct, owner: str) -> None:
     """
     for field in msgspec.structs.fields(record):
         value = getattr(record, field.name)
-        try:
-            msgspec.convert(value, field.type)
-        except msgspec.ValidationError:
-            advice = ""
-            if type(value).__module__ == "numpy":
-                advice = "; pass a number of Python's, such as float(x) or int(x)"
-            raise PSSettingsError(
-                f"{owner}: {field.name} must be {_allowed(field.type)}, got {value!r} "
-                f"({type(value).__name__}){advice}"
-            ) from None
+        if _fits(value, field.type):
+            continue
+        advice = ""
+        if type(value).__module__ == "numpy":
+            advice = "; pass a number of Python's, such as float(x) or int(x)"
+        raise PSSettingsError(
+            f"{owner}: {field.name} must be {_allowed(field.type)}, got {value!r} "
+            f"({type(value).__name__}){advice}"
+        )
+
+
+def _fits(value: object, kind: Any) -> bool:
+    try:
+        read = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return read is value or not isinstance(read, msgspec.Struct)  # made of a dict
 
 
 def _allowed(kind: Any) -> str:

@@ -248,8 +248,10 @@ def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
     Raises:
         SettingsError: no name is left, or one is not a usable name.
     """
-    if isinstance(queues, str):
-        raise SettingsError(f"queues must be a list of names, got the str {queues!r}.")
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise SettingsError(
+            f"queues must be a list of names, got {queues!r} ({type(queues).__name__})."
+        )
     names: list[str] = []
     for name in queues:
         if not isinstance(name, str) or not name or not name.isprintable():

@@ -16,6 +16,10 @@ def spec(**settings: Any) -> TableSpec:
     return TableSpec(**{"name": "user", "dim": 4, "rule": rules.Adam(), **settings})
 
 
+def made(kind: Any, **settings: Any) -> Any:
+    return kind(**settings)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -29,15 +33,21 @@ def spec(**settings: Any) -> TableSpec:
         (lambda: spec(unseen=0.5), "unseen must be tuple[float, ...], got 0.5 (float)"),
         (lambda: spec(admission=5), "admission must be Admission, got 5 (int)"),
         (lambda: spec(rule="adam"), "rule must be SGD or Adagrad or "),
-        (lambda: Admission(unknown="first"), "Admission: unknown must be 'initial' or 'zeros', go"),
-        (lambda: Admission(min_count=2.5), "min_count must be int, got 2.5 (float)"),
-        (lambda: rules.SGD(nesterov="yes"), "SGD: nesterov must be bool, got 'yes' (str)"),
-        (lambda: rules.Adam(beta_1=None), "Adam: beta_1 must be float, got None (NoneType)"),
         (
-            lambda: rules.Adagrad(epsilon=np.float32(1)),
+            lambda: made(Admission, unknown="first"),
+            "Admission: unknown must be 'initial' or 'zeros', go",
+        ),
+        (lambda: made(Admission, min_count=2.5), "min_count must be int, got 2.5 (float)"),
+        (lambda: made(rules.SGD, nesterov="yes"), "SGD: nesterov must be bool, got 'yes' (str)"),
+        (lambda: made(rules.Adam, beta_1=None), "Adam: beta_1 must be float, got None (NoneType)"),
+        (
+            lambda: made(rules.Adagrad, epsilon=np.float32(1)),
             "epsilon must be float, got np.float32(1.0) (float32); pass a number of Python's",
         ),
-        (lambda: RandomNormal(stddev="1"), "RandomNormal: stddev must be float, got '1' (str)"),
+        (
+            lambda: made(RandomNormal, stddev="1"),
+            "RandomNormal: stddev must be float, got '1' (str)",
+        ),
     ],
 )
 def test_a_wrong_type_is_refused_with_the_field_its_value_and_what_is_allowed(make, text: str):

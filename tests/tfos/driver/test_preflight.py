@@ -242,7 +242,9 @@ def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besid
 @pytest.mark.parametrize(
     ("queues", "text"),
     [
-        ("input", "got the str 'input'"),
+        ("input", "queues must be a list of names, got 'input'"),
+        (5, "queues must be a list of names, got 5"),
+        (None, "queues must be a list of names, got None"),
         ([], "names no feed"),
         (["output"], "names no feed"),
         (["a", "a"], "holds a name twice"),

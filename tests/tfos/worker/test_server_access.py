@@ -59,5 +59,5 @@ def test_checkpoints_of_a_program_without_anything_to_save_are_a_warning(
 ):
     with caplog.at_level(logging.WARNING):
         without_servers(rank, **options).finish()
-    text = "nothing was saved in /runs/7 or restored from there: with num_ps=0 that begins with"
+    text = "nothing was saved in /runs/7 or restored from there: with num_ps=0"
     assert (text in caplog.text) is is_told
