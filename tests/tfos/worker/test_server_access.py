@@ -1,4 +1,4 @@
-"""What a worker says at its end of servers and saves that its program has left out."""
+"""How a worker reaches the servers, also while one of them moves; what it says of none."""
 
 from __future__ import annotations
 
@@ -7,57 +7,64 @@ from typing import Any
 
 import pytest
 
-from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
-from tests.support.nodes import node_settings
+from tests.support.waiting import wait_until
+from tests.tfos.worker.test_context import WORKER_1, entry, make_context
 from tfos.config import Checkpoints
-from tfos.control.messages import RosterEntry
-from tfos.failure import NodeId
-from tfos.files.checkpoint_storage import Storages
-from tfos.node.spec import NO_KEYS, ChildSpec, Executor, NodeBundle
 from tfos.topology import PlannedNode
-from tfos.worker.server_access import ServerAccess
 
-CREDENTIALS = Credentials("c", b"S" * 32)
+NEW_PLACE = Endpoint("h", 99)
+CHIEF = PlannedNode("worker", 0, 0, is_chief=True)
+SAVES = {"checkpoints": Checkpoints(directory="/runs/7")}
 
 
-def without_servers(rank: int, **options: Any) -> ServerAccess:
-    settings = node_settings(num_workers=2, num_ps=0, **options)
-    node = PlannedNode("worker", rank, rank, is_chief=rank == 0)
-    spec = ChildSpec(
-        attempt=0,
-        bundle=NodeBundle(node=node, control_keys=NO_KEYS, rpc_secret=b"S" * 32, settings=settings),
-        executor=Executor("7", "127.0.0.1", 0, 1, "/work", "", "/tmp", ""),
-        link_fd=-1,
-        socket_dir="/sockets",
-        log_dir="",
-    )
-    endpoint = Endpoint("h", 1)
-    roster = [RosterEntry(NodeId("worker", each), each, "h", "1", endpoint) for each in range(2)]
-    unused: Any = None
-    return ServerAccess(
-        spec,
-        roster,
-        identity=Identity(Role.WORKER, rank),
-        credentials=CREDENTIALS,
-        storages=Storages(),
-        rank_group=unused,
-        on_own_shard=unused,
-    )
+class ClientStandIn:
+    """Notes where the servers are; while it is made, one of them moves."""
+
+    def __init__(self, endpoints, *_args, **_settings) -> None:
+        self.endpoints = list(endpoints)
+        self.num_brought = 0
+        self.during()
+
+    def server_moved(self, rank: int, endpoint: Endpoint) -> None:
+        self.endpoints[rank] = endpoint
+
+    def bring_answers(self) -> None:
+        self.num_brought += 1
+
+    def during(self) -> None:
+        """What happens meanwhile."""
+
+
+@pytest.mark.parametrize("made", ["client", "new_client"])
+def test_a_client_that_is_made_while_a_server_moves_reaches_its_new_place(monkeypatch, made):
+    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2).servers
+    monkeypatch.setattr("ps.client.client.PSClient", ClientStandIn)
+    monkeypatch.setattr(ClientStandIn, "during", lambda _: servers.moved(1, NEW_PLACE))
+    client = getattr(servers, made)()
+    assert client.endpoints == [Endpoint("h", 10), NEW_PLACE]
+    servers.moved(0, NEW_PLACE)
+    assert client.endpoints == [NEW_PLACE, NEW_PLACE]
+
+
+@pytest.mark.fault("F08")
+def test_a_new_ps_0_gets_the_answers_of_a_worker_that_asks_it_for_nothing(monkeypatch):
+    servers = make_context([entry("ps", 0, 10), entry("ps", 1, 11)], num_ps=2).servers
+    monkeypatch.setattr("ps.client.client.PSClient", ClientStandIn)
+    client = servers.client()
+    servers.moved(1, NEW_PLACE)
+    servers.moved(0, Endpoint("h", 10))  # also one that is started again where it was
+    wait_until(lambda: client.num_brought == 1, "ps:0 has the answers")
 
 
 @pytest.mark.parametrize(
-    ("rank", "options", "is_told"),
-    [
-        (0, {"checkpoints": Checkpoints(directory="/runs/7")}, True),
-        (1, {"checkpoints": Checkpoints(directory="/runs/7")}, False),
-        (0, {}, False),
-    ],
+    ("node", "settings", "is_told"),
+    [(CHIEF, SAVES, True), (WORKER_1, SAVES, False), (CHIEF, {}, False)],
 )
 def test_checkpoints_of_a_program_without_anything_to_save_are_a_warning(
-    rank: int, options: dict[str, Any], is_told: bool, caplog
+    node: PlannedNode, settings: dict[str, Any], is_told: bool, caplog
 ):
     with caplog.at_level(logging.WARNING):
-        without_servers(rank, **options).finish()
+        make_context(node=node, **settings).servers.finish()
     text = "nothing was saved in /runs/7 or restored from there: with num_ps=0"
     assert (text in caplog.text) is is_told
