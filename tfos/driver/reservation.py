@@ -157,8 +157,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     mode, feeds = _checked(request)
     sc, facts = _context(spark, request)
     request = _filled(request, facts)
-    config = request.config
-    outputs = preflight.outputs(config, request.tensorboard, plan)
+    config, outputs = request.config, _outputs(request)
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
@@ -244,6 +243,10 @@ def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> Reser
     )
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     return replace(request, config=config, tensorboard=tensorboard, resources=resources)
+
+
+def _outputs(request: ReservationRequest) -> dict[str, str]:
+    return preflight.outputs(request.config, request.tensorboard, request.plan)
 
 
 def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:
