@@ -7,6 +7,7 @@ Does not: check ranges (the records do).      Pure.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -25,17 +26,23 @@ def check_types(record: msgspec.Struct, owner: str) -> None:
     Raises:
         PSSettingsError: names the field, its value and what is allowed.
     """
-    for field in msgspec.structs.fields(record):
-        value = getattr(record, field.name)
-        if _fits(value, field.type):
+    for name, kind in _kinds(type(record)):
+        value = getattr(record, name)
+        if _fits(value, kind):
             continue
         advice = ""
         if type(value).__module__ == "numpy":
             advice = "; pass a number of Python's, such as float(x) or int(x)"
         raise PSSettingsError(
-            f"{owner}: {field.name} must be {_allowed(field.type)}, got {value!r} "
+            f"{owner}: {name} must be {_allowed(kind)}, got {value!r} "
             f"({type(value).__name__}){advice}"
         )
+
+
+@functools.cache
+def _kinds(record: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    """Return the names and types of a record's fields, which msgspec evaluates at each call."""
+    return tuple((field.name, field.type) for field in msgspec.structs.fields(record))
 
 
 def _fits(value: object, kind: Any) -> bool:
