@@ -32,7 +32,7 @@ def check_types(record: msgspec.Struct, owner: str) -> None:
             continue
         advice = ""
         if type(value).__module__ == "numpy":
-            advice = "; pass a number of Python's, such as float(x) or int(x)"
+            advice = "; pass x.tolist(), which is of Python's own types"
         raise PSSettingsError(
             f"{owner}: {name} must be {_allowed(kind)}, got {value!r} "
             f"({type(value).__name__}){advice}"
@@ -47,8 +47,9 @@ def _kinds(record: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
 
 def _fits(value: object, kind: Any) -> bool:
     try:
+        msgspec.to_builtins(value)  # refuses what cannot be written: numpy's str is a str, too
         read = msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, TypeError):
         return False
     return read is value or not isinstance(read, msgspec.Struct)  # made of a dict
 

@@ -60,6 +60,9 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
 
     def __post_init__(self) -> None:
         check_types(self, type(self).__name__)
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         if self.ema_overwrite_frequency is not None and self.ema_momentum is None:
             raise PSSettingsError(
                 f"{type(self).__name__}: ema_overwrite_frequency={self.ema_overwrite_frequency} "
@@ -117,14 +120,14 @@ class Moments(Descent, frozen=True, kw_only=True):
     beta_2: float = 0.999
     epsilon: float = 1e-7
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_ranges(self) -> None:
         for name in ("beta_1", "beta_2"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
                 raise PSSettingsError(
                     f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}"
                 )
+        super()._check_ranges()
 
 
 class Adam(Moments, frozen=True, kw_only=True, tag="adam"):

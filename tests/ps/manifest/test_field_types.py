@@ -29,6 +29,8 @@ def made(kind: Any, **settings: Any) -> Any:
         (lambda: spec(max_rows="5"), "max_rows must be int or None, got '5' (str)"),
         (lambda: spec(dim=True), "dim must be int, got True (bool)"),
         (lambda: spec(name=5), "table 5: name must be str, got 5 (int)"),
+        (lambda: spec(name=np.str_("a")), "name must be str, got np.str_('a') (str_); pass x.tol"),
+        (lambda: spec(admission={"min_count": 2}), "admission must be Admission, got {'min_count'"),
         (lambda: spec(row_steps="no"), "row_steps must be bool, got 'no' (str)"),
         (lambda: spec(unseen=0.5), "unseen must be tuple[float, ...], got 0.5 (float)"),
         (lambda: spec(admission=5), "admission must be Admission, got 5 (int)"),
@@ -42,7 +44,7 @@ def made(kind: Any, **settings: Any) -> Any:
         (lambda: made(rules.Adam, beta_1=None), "Adam: beta_1 must be float, got None (NoneType)"),
         (
             lambda: made(rules.Adagrad, epsilon=np.float32(1)),
-            "epsilon must be float, got np.float32(1.0) (float32); pass a number of Python's",
+            "epsilon must be float, got np.float32(1.0) (float32); pass x.tolist()",
         ),
         (
             lambda: made(RandomNormal, stddev="1"),
