@@ -126,13 +126,13 @@ def test_a_second_train_on_a_feed_is_refused_and_one_on_another_feed_is_not(spar
     assert cluster.train(FakeRdd(spark, [1]), 1).epochs[0].epoch == 1
 
 
-@pytest.mark.fault("F15")
 @pytest.mark.parametrize("given", [1, "no", None])
 def test_a_flag_that_nodes_would_not_read_is_refused_before_anything_is_fed(spark, cluster, given):
     with pytest.raises(SettingsError, match=f"exactly_once must be True or False, got {given!r}"):
         cluster.train(FakeRdd(spark, [1]), 1, exactly_once=given)
 
 
+@pytest.mark.fault("F15")
 def test_an_interrupted_train_cancels_its_job_and_the_feed_can_be_fed_again(spark, cluster):
     rdd = _blocked(spark)
     watcher = _interrupt_when(rdd.started.is_set)
