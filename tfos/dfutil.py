@@ -70,7 +70,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     session = sc if hasattr(sc, "createDataFrame") else SparkSession(sc)
     register_data_sources(session)
     path = _complete(session, input_dir)
-    options = TFRecordOptions(paths=(path,), binary_features=frozenset(_names(binary_features)))
+    options = TFRecordOptions(paths=(path,), binary_features=_names(binary_features))
     schema = _with_doubles(infer(list_files(options), options))
     df = session.read.format("tfrecord").schema(schema).load(path)
     loadedDF[df] = path
@@ -158,9 +158,9 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
     return schema
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
+def _names(given: Sequence[str]) -> frozenset[str]:
     """Return the names that a user gave as one or several; the letters of one are no names."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    return frozenset((given,) if isinstance(given, str) else given)
 
 
 def _complete(session: Any, path: str) -> str:
@@ -224,7 +224,7 @@ def _serialized(item: Any) -> bytes:
     return bytes(item)
 
 
-def _value(name: str, values: list[Any], binary_features: Sequence[str]) -> Any:
+def _value(name: str, values: list[Any], binary_features: frozenset[str]) -> Any:
     if values and isinstance(values[0], bytes):
         values = [_text(name, value, binary_features) for value in values]
     if len(values) > 1:
@@ -232,7 +232,7 @@ def _value(name: str, values: list[Any], binary_features: Sequence[str]) -> Any:
     return values[0] if values else None
 
 
-def _text(name: str, value: bytes, binary_features: Sequence[str]) -> str | bytearray:
+def _text(name: str, value: bytes, binary_features: frozenset[str]) -> str | bytearray:
     if name in binary_features:
         return bytearray(value)
     try:
