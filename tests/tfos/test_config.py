@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tfos
 from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
 from tfos.cluster import TFCluster
@@ -136,3 +137,9 @@ def test_a_log_dir_that_is_no_path_is_refused_by_name():
 def test_arguments_of_another_type_are_refused_by_name(given: dict[str, Any], text: str):
     with pytest.raises(SettingsError, match=text):
         TFCluster.reserve(None, 3, **given)
+
+
+@pytest.mark.parametrize("given", [{"verbose": False}, {}])
+def test_a_run_refuses_a_config_of_another_type_by_name(given: Any):
+    with pytest.raises(SettingsError, match=r"config must be a tfos.ClusterConfig or None, got"):
+        tfos.run(print, num_proc=1, sc=object(), config=given)  # type: ignore[arg-type]
