@@ -334,10 +334,10 @@ class ServerAccess:
         if plan is None or not self._node.is_chief:
             return
         _logger.warning(
-            "%s ends, and nothing was saved in %s or restored from there: with num_ps=0 that "
-            "begins with ctx.distribute(model, consistency='sync'), which main_fun has not called. "
-            "Call it after model.compile(...), use num_ps >= 1, or save in main_fun and leave "
-            "checkpoints out of ClusterConfig",
+            "%s ends, and tfos has saved nothing in %s and restored nothing from there: with "
+            "num_ps=0 both begin with ctx.distribute(model, consistency='sync'), which main_fun "
+            "has not called. Call it after model.compile(...), use num_ps >= 1, or save in "
+            "main_fun and leave checkpoints out of ClusterConfig",
             self._name,
             plan.directory,
         )

@@ -66,5 +66,5 @@ def test_checkpoints_of_a_program_without_anything_to_save_are_a_warning(
 ):
     with caplog.at_level(logging.WARNING):
         make_context(node=node, **settings).servers.finish()
-    text = "nothing was saved in /runs/7 or restored from there: with num_ps=0"
+    text = "has saved nothing in /runs/7 and restored nothing from there: with num_ps=0"
     assert (text in caplog.text) is is_told
