@@ -142,4 +142,4 @@ def test_arguments_of_another_type_are_refused_by_name(given: dict[str, Any], te
 @pytest.mark.parametrize("given", [{"verbose": False}, {}])
 def test_a_run_refuses_a_config_of_another_type_by_name(given: Any):
     with pytest.raises(SettingsError, match=r"config must be a tfos.ClusterConfig or None, got"):
-        tfos.run(print, num_proc=1, sc=object(), config=given)  # type: ignore[arg-type]
+        tfos.run(print, num_proc=1, sc=object(), config=given)
