@@ -61,3 +61,9 @@ def test_whole_numbers_are_floats_and_lists_are_tuples():
     given = spec(ttl_s=60, unseen=[0.5, 1, 0, 0], learning_rate_multiplier=2)
     assert (given.ttl_s, given.learning_rate_multiplier) == (60, 2)
     assert rules.Adam(epsilon=1).epsilon == 1
+
+
+def test_a_rule_tells_its_own_range_and_not_the_wider_one_of_others():
+    with pytest.raises(PSSettingsError, match=r"Adam: beta_1 must be in \[0, 1\), got 2\.0"):
+        rules.Adam(beta_1=2.0)
+    assert rules.Lion(beta_1=1.0).beta_1 == 1.0
