@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
+from tfos.config import ClusterConfig, InputMode, TensorBoardConfig, config_of
 from tfos.driver import preflight, reservation
 from tfos.driver.page_calls import PageCalls
 from tfos.driver.ported_attributes import PortedAttributes
@@ -139,7 +139,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         metrics = (metrics_port, metrics_host)
         resources = RoleResources(ps_resources, worker_resources, placement)
         request = reservation.ReservationRequest(
-            nodes, input_mode, queues, board, config or ClusterConfig(), metrics, page, resources
+            nodes, input_mode, queues, board, config_of(config), metrics, page, resources
         )
         return cls._reserve(sc, request)
 

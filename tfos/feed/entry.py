@@ -151,6 +151,7 @@ class FeedService:
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)
         preflight.check_shuffle(request.seed, request.shuffle_rows)
+        preflight.check_flag("exactly_once", request.exactly_once)
         if not feeds:
             raise SettingsError(
                 f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, check_batch_size
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
@@ -127,12 +127,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         name: str = "files",
         ctx: RowsContext | None = None,
     ) -> None:
-        if type(batch_size) is not int or batch_size < 1:
-            raise SettingsError(
-                f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
-            )
-        self._mapped = MappedReader(reader, batch_size, columns.mapper(keras.config.floatx()))
-        self._batch_size = batch_size
+        self._batch_size = check_batch_size(batch_size)
+        self._mapped = MappedReader(reader, self._batch_size, columns.mapper(keras.config.floatx()))
         self._prefetcher = Prefetcher(
             self._mapped.read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
