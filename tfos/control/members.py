@@ -268,16 +268,19 @@ class Member:
         return any(each.is_terminated for each in self._snapshots(feed))
 
     @property
+    def feeds(self) -> tuple[FeedSnapshot, ...]:
+        """The newest counts of each feed."""
+        return tuple(map(self.feed, dict.fromkeys(each.feed for each in self._known())))
+
+    @property
     def trained_rows(self) -> int:
         """Rows of all feeds that it has trained, by the newest counts of each."""
-        feeds = {snapshot.feed for snapshot in self._known()}
-        return sum(self.feed(feed).trained_rows for feed in feeds)
+        return sum(each.trained_rows for each in self.feeds)
 
     @property
     def reads_own_rows(self) -> bool:
         """Whether main_fun reads rows itself: none was fed to it, or fewer than it has trained."""
-        feeds = {snapshot.feed for snapshot in self._known()}
-        fed = sum(self.feed(feed).fed_rows for feed in feeds)
+        fed = sum(each.fed_rows for each in self.feeds)
         return not fed or self.progress.get("rows", 0.0) > fed
 
     def _snapshots(self, feed: str) -> list[FeedSnapshot]:

@@ -39,18 +39,18 @@ again with another one, and none before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
 from tfos.control.members import Member
-from tfos.control.messages import MOST_METRICS
+from tfos.control.messages import MOST_METRICS, Heartbeat
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
-from tfos.monitor.status import cluster_report
+from tfos.monitor.status import cluster_report, trained_rows
 
 RATE_S = 10.0
 """Rates cover at least this long, if the kept heartbeats reach back so far."""
@@ -148,7 +148,7 @@ def _node(report: NodeReport, member: Member) -> Json:
         "rows": report.rows,
         "loss": _number(report.loss),
         "metrics": _metrics(report.metrics),
-        **_rates(member),
+        **_rates(report, member),
         "where": _where(report),
         "feeds": _feeds(member),
         "server": _server(report.server) if report.server is not None else None,
@@ -173,24 +173,34 @@ def _where(report: NodeReport) -> Json | None:
     return {name: _number(getattr(times, name) / times.steps) for name in names}
 
 
-def _rates(member: Member) -> Json:
-    """Return steps and rows per second lately; None before there are two heartbeats."""
-    # The first heartbeats come before the first numbers, and have no time of their own.
-    known = [each.progress for each in member.beats if "at_s" in each.progress]
-    new = known[-1] if known else {}
-    before = [each for each in known if new["at_s"] - each["at_s"] >= RATE_S]
-    old = (before[-1:] or known[:1] or [{}])[0]
-    span_s = new.get("at_s", 0.0) - old.get("at_s", 0.0)
+def _rates(report: NodeReport, member: Member) -> Json:
+    """Return steps and rows per second lately.
 
-    def rate(name: str) -> float | None:
-        grown = new.get(name, 0.0) - old.get(name, 0.0)
+    None before there are two heartbeats, and of a node that has ended or is not heard.
+    """
+    # The first heartbeats come before the first numbers, and have no time of their own.
+    beats = [each for each in member.beats if "at_s" in each.progress]
+    if not beats or not member.is_live or report.silent_s > RATE_S:
+        return {"steps_per_s": None, "rows_per_s": None}
+    new, at_s = beats[-1], beats[-1].progress["at_s"]
+    before = [each for each in beats if at_s - each.progress["at_s"] >= RATE_S]
+    old = (before[-1:] or beats[:1])[0]
+    span_s = at_s - old.progress["at_s"]
+
+    def rate(total: Callable[[Heartbeat], float]) -> float | None:
+        grown = total(new) - total(old)
         return _number(grown / span_s) if span_s > 0 and grown >= 0 else None
 
-    return {"steps_per_s": rate("steps"), "rows_per_s": rate("rows")}
+    def rows(beat: Heartbeat) -> float:
+        # Of both heartbeats the same rows, also where the first report had none yet.
+        own = beat.progress.get("rows", 0.0)
+        return own if new.progress.get("rows") else trained_rows(beat.progress, beat.feeds)
+
+    steps_per_s = rate(lambda beat: beat.progress.get("steps", 0.0))
+    return {"steps_per_s": steps_per_s, "rows_per_s": rate(rows)}
 
 
 def _feeds(member: Member) -> list[Json]:
-    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
     return [
         {
             "feed": visible(each.feed),
@@ -201,7 +211,7 @@ def _feeds(member: Member) -> list[Json]:
             "unread_bytes": each.unread_bytes,
             "starved_s": _number(each.starved_s),
         }
-        for each in feeds[:MOST_FEEDS]
+        for each in member.feeds[:MOST_FEEDS]
     ]
 
 
