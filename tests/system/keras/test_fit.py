@@ -299,6 +299,19 @@ def test_a_chief_that_comes_back_follows_what_was_decided_without_it(first):
         chief.client.close()
 
 
+def test_an_epoch_without_a_lost_worker_says_so_once(caplog):
+    with serving(num_workers=2) as cluster:
+        cluster.servers[0].worker_lost(1)
+        model = distribute(make_model(keras.optimizers.SGD(0.1)), cluster.contexts[0])
+        model.fit(X[:64], Y[:64], epochs=3, verbose=0)
+        reported = [each for each in cluster.contexts[0].reported if hasattr(each, "rows")]
+        assert [each.rows for each in reported] == [64] * 3
+    (warning,) = [each for each in caplog.messages if "steps and rows" in each]
+    assert (
+        "of epoch 1, in fit's history too, are those of 1 of 2 workers, without worker 1" in warning
+    )
+
+
 def with_frozen(seed, dtype="float32"):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(

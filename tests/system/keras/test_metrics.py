@@ -21,6 +21,7 @@ from tfos.keras.fit.metric_states import (
     MetricStates,
     inexact,
     measure,
+    uncommon,
 )
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
@@ -119,6 +120,36 @@ def test_logs_of_unequal_shares_are_the_values_over_all_rows(caplog):
     assert "mean of the workers' own values, weighted by their rows" in warning
     assert "set state_is_additive = True in the class" in warning
     assert not any(f"'{name}'" in each for name in expected for each in caplog.messages)
+
+
+def test_metrics_that_keras_has_numbered_apart_are_told(caplog):
+    """The chief has made a metric more than worker 1, as for a model of its own."""
+    parts = list(zip(X, Y, strict=True))
+    with serving(num_workers=2) as cluster:
+        counts = [keras.metrics.TruePositives() for _ in range(2)]
+        models = [make_model(each) for each in counts]
+        names = [each.name for each in counts]
+        assert names[0] != names[1]
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx)
+            return model.fit(FeedDataset(ctx, 8), epochs=2, verbose=0).history
+
+        history, _ = run(cluster, work, 2, lambda *_: [], lambda rank, _: parts[SHARES[rank]])
+    assert set(names) < set(history)
+    (warning,) = [each for each in caplog.messages if "other names" in each]
+    assert f"(worker 0: {names[0]}; worker 1: {names[1]})" in warning
+    assert "the metrics, steps and rows of epoch" not in caplog.text
+
+
+def test_a_worker_without_a_batch_has_no_other_names():
+    known = MetricStates(known=("loss", "auc"))
+    assert uncommon({0: known, 1: MetricStates(), 2: known}) == {}
+    assert uncommon({0: known, 1: MetricStates(known=("loss", "auc_1"))}) == {
+        0: ["auc"],
+        1: ["auc_1"],
+    }
 
 
 KERAS_METRICS = {

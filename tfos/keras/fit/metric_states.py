@@ -240,6 +240,19 @@ def inexact(reports: Iterable[MetricStates]) -> dict[str, str]:
     return {name: reason for report in reports for name, reason in report.others.items()}
 
 
+def uncommon(reports: Mapping[int, MetricStates]) -> dict[int, list[str]]:
+    """Return the metrics, by rank, that not all workers have under this name.
+
+    A worker that has had no batch has none, and does not count.
+
+    Args:
+        reports: by rank.
+    """
+    known = {rank: set(report.known) for rank, report in reports.items() if report.known}
+    common = set.intersection(*known.values()) if known else set()
+    return {rank: sorted(names - common) for rank, names in known.items() if names - common}
+
+
 def _unknown(metric: Any) -> str:
     kind = type(metric)
     return (
