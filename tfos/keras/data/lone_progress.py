@@ -83,7 +83,7 @@ class LoneProgress:
         self._loss: float | None = None
         self._looked_s = clock()
         progress.begin()
-        self._tell()
+        self._tell(epoch=0)  # a fit of one epoch after another has the same number
 
     def epoch_begins(self) -> None:
         """Put callbacks around the program's, once Keras has the list of them."""
@@ -130,7 +130,7 @@ class LoneProgress:
         self._own = (batches, rows)
         if batches and (is_over or self._clock() - self._looked_s >= _LOSS_S):
             self._look_at_loss()
-        self._tell()
+        self._tell(self._epoch)
 
     def _look_at_loss(self) -> None:
         self._looked_s = self._clock()
@@ -139,11 +139,11 @@ class LoneProgress:
         except Exception as error:  # noqa: BLE001 - training never fails because of its display
             logger.debug("the loss of %s is not known: %s", self._model.name, error)
 
-    def _tell(self) -> None:
+    def _tell(self, epoch: int) -> None:
         numbers: dict[str, Any] = {
             "steps": self._before[0] + self._own[0],
             "rows": self._before[1] + self._own[1],
-            "epoch": self._epoch,
+            "epoch": epoch,
             "epochs": self._epochs,
             "loss": self._loss,
         }

@@ -20,6 +20,7 @@ from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
+from tfos.keras.fit.progress import steps_until
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step.trainer import PSTrainer
 
@@ -146,13 +147,13 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
         self._began_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Count a step.
+        """Count a step, or with `steps_per_execution` several.
 
         Args:
             batch: number of the batch in its epoch.
             logs: Keras's metrics so far.
         """
-        self._steps += 1
+        self._steps = steps_until(batch, self.params)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Report the epoch.
