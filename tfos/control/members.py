@@ -325,8 +325,11 @@ class Member:
 
 
 def mean_loss(workers: Iterable[Member]) -> float | None:
-    """Return the mean of the losses that workers reported last; None: none has."""
-    progress = [worker.progress for worker in workers]
+    """Return the mean of the losses that workers reported last; None: none has.
+
+    A lost worker's belongs to the parameters of then.
+    """
+    progress = [worker.progress for worker in workers if worker.status is not NodeStatus.LOST]
     losses = [each["loss"] for each in progress if "loss" in each]
     return sum(losses) / len(losses) if losses else None
 

@@ -39,8 +39,8 @@ class MainFunWait:
         self._console = console
         self._is_fed = is_fed
         self._progress = TrainingProgress(None)
-        self._epoch = 0
-        """The epoch that is shown, from 1; 0: none yet."""
+        self._shown = (0, 0)
+        """The epoch that is shown, from 1, and the number that the slowest worker has begun."""
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
@@ -92,6 +92,8 @@ class MainFunWait:
     def follow(self, state: ClusterView, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.
 
+        Another fit counts its epochs from 1 again.
+
         Args:
             state: the cluster's state.
             now_s: monotonic seconds.
@@ -102,11 +104,12 @@ class MainFunWait:
         epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)
         progress.num_epochs = epochs or None
         epoch = min((_whole(each["epoch"]) for each in reports), default=0)
-        if epoch > self._epoch:
+        begun = min((_whole(each["epochs_begun"]) for each in reports), default=0)
+        if epoch and (epoch, begun) != self._shown:  # at 0 a fit begins
             rows = sum(_whole(each.get("rows_per_epoch", 0.0)) for each in reports)
             progress.rows_per_epoch = rows or None
             progress.start_epoch(epoch - 1, sample.at_epoch_begin())
-            self._epoch = epoch
+            self._shown = (epoch, begun)
         progress.add(sample)
 
 

@@ -20,7 +20,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "curve": [[age_s, steps, rows, loss | null]],       # age: seconds before the snapshot
      "curve_at_s",                                       # `after` of the next question
      "steps",                                            # so far, those of lost attempts too
-     "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
+     "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest; null rows: unknown
      "num_epochs",
      "evaluations": [{"step", "metrics", "seconds"}],    # the newest, by the evaluator
      "num_evaluations",
@@ -238,7 +238,7 @@ def _epochs(state: ClusterView, seen: int) -> list[Json]:
             "epoch": each.epoch,
             "metrics": _metrics(each.metrics),
             "seconds": _number(each.seconds),
-            "rows": each.rows,
+            "rows": each.rows if each.is_distributed else None,
         }
         for each in state.epochs.since(seen)[-_most(seen) :]
     ]

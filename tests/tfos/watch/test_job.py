@@ -25,6 +25,7 @@ from tfos.monitor import stragglers
 from tfos.monitor.prometheus import ClusterPage
 from tfos.watch import snapshot as watch_snapshot
 from tfos.watch.job import STOP_REASON
+from tfos.watch.run_history import record_of
 from tfos.watch.snapshot import Seen
 
 BEAT_S = 5.0
@@ -114,6 +115,22 @@ def test_a_node_that_is_silent_or_lost_has_no_rate(bed):
     assert node_of(bed, "worker:0")["rows_per_s"] == 640
     bed.now_s += watch_snapshot.RATE_S + 1
     assert node_of(bed, "worker:0")["steps_per_s"] is None
+
+
+def test_the_loss_of_a_lost_worker_does_not_stay_in_the_mean(bed):
+    for name, loss in (("worker:0", 0.1), ("worker:1", 2.3)):
+        bed.beat(name, 1, progress={"at_s": 1.0, "steps": 1.0, "loss": loss})
+    bed.fail("worker:1", signal=9, message="was killed")
+    bed.tick()
+    found = bed.job.snapshot()
+    assert found["curve"][-1][3] == 0.1
+    assert record_of(found).loss == 0.1
+
+
+def test_rows_of_an_epoch_that_nobody_has_counted_are_null(bed):
+    bed.note(messages.EpochTrained(1, 0, {}))
+    bed.note(messages.EpochTrained(2, 0, {}, rows=0, is_distributed=True))
+    assert [each["rows"] for each in bed.job.snapshot()["epochs"]] == [None, 0]
 
 
 def test_a_later_question_gets_the_newer_points_of_the_curve_alone(bed):
