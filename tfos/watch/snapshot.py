@@ -47,6 +47,7 @@ from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
 from tfos.control.members import Member
 from tfos.control.messages import MOST_METRICS, Heartbeat
+from tfos.control.shown_metrics import first_metrics
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
@@ -256,8 +257,8 @@ def _most(seen: int) -> int:
 
 
 def _metrics(metrics: Mapping[str, float]) -> Json:
-    kept = list(metrics.items())[:MOST_METRICS]
-    return {visible(name): _number(value) for name, value in kept}
+    kept = first_metrics(metrics, MOST_METRICS)
+    return {visible(name): _number(value) for name, value in kept.items()}
 
 
 def _checkpoints(state: ClusterView) -> Json | None:

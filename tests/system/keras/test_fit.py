@@ -18,13 +18,14 @@ import tfos.keras
 from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.keras_training import DEADLINE_S, Context, blobs, serving, together
-from tfos.control.messages import EpochTrained
+from tfos.control.messages import MAX_METRICS, EpochTrained
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras.export import export, load_model
 from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_agreement import Report, combine
+from tfos.keras.fit.epoch_report import shown_metrics
 
 tf = pytest.importorskip("tensorflow")
 
@@ -310,6 +311,17 @@ def test_an_epoch_without_a_lost_worker_says_so_once(caplog):
     assert (
         "of epoch 1, in fit's history too, are those of 1 of 2 workers, without worker 1" in warning
     )
+
+
+def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_some(caplog):
+    logs = {f"a_{number}": 0.5 for number in range(MAX_METRICS)}
+    logs |= {"f1": np.array([0.5, 0.25]), "loss": 1.0, "text": "x", "val_loss": 2.0}
+    for _ in range(2):
+        kept = shown_metrics(logs)
+    assert len(kept) == MAX_METRICS
+    assert (kept["loss"], kept["val_loss"], kept["a_0"]) == (1.0, 2.0, 0.5)
+    (warning,) = [each for each in caplog.messages if "left out" in each]
+    assert warning.startswith(f"'f1', 'a_{MAX_METRICS - 2}', 'a_{MAX_METRICS - 1}': left out")
 
 
 def with_frozen(seed, dtype="float32"):
