@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -314,10 +315,10 @@ def test_an_epoch_without_a_lost_worker_says_so_once(caplog):
 
 
 def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_some(caplog):
-    logs = {f"a_{number}": 0.5 for number in range(MAX_METRICS)}
+    logs: dict[str, Any] = {f"a_{number}": 0.5 for number in range(MAX_METRICS)}
     logs |= {"f1": np.array([0.5, 0.25]), "loss": 1.0, "text": "x", "val_loss": 2.0}
-    for _ in range(2):
-        kept = shown_metrics(logs)
+    shown_metrics(logs)
+    kept = shown_metrics(logs)
     assert len(kept) == MAX_METRICS
     assert (kept["loss"], kept["val_loss"], kept["a_0"]) == (1.0, 2.0, 0.5)
     (warning,) = [each for each in caplog.messages if "left out" in each]
