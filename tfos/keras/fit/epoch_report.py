@@ -179,6 +179,11 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
             )
 
 
+def count_left_out() -> None:
+    """Count a fit that trains nothing after a restart, so that later ones keep their numbers."""
+    next(_fits)
+
+
 def shown_metrics(logs: Logs) -> dict[str, float]:
     """Return the logs that are numbers, at most MAX_METRICS, under names that can be shown.
 
