@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -25,7 +26,7 @@ from tfos.fit_place import FitPlace
 from tfos.keras.export import export, load_model
 from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
-from tfos.keras.fit.epoch_agreement import Report, combine
+from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Report, combine
 from tfos.keras.fit.epoch_report import shown_metrics
 
 tf = pytest.importorskip("tensorflow")
@@ -309,9 +310,21 @@ def test_an_epoch_without_a_lost_worker_says_so_once(caplog):
         reported = [each for each in cluster.contexts[0].reported if hasattr(each, "rows")]
         assert [each.rows for each in reported] == [64] * 3
     (warning,) = [each for each in caplog.messages if "steps and rows" in each]
-    assert (
-        "of epoch 1, in fit's history too, are those of 1 of 2 workers, without worker 1" in warning
-    )
+    assert warning.startswith("from epoch 1 on the metrics, steps and rows, in fit's history too, ")
+    assert "are those of 1 of 2 workers, without worker 1. It was lost" in warning
+
+
+def test_epochs_that_workers_are_missing_in_are_told_from_the_first_to_the_last(caplog):
+    trainer = SimpleNamespace(ctx=SimpleNamespace(num_workers=3))
+    before: Any = SimpleNamespace(_trainer=trainer, _absent=())
+    for epoch, ranks in enumerate([(0, 1, 2), (0,), (0,), (0, 2), (0, 1, 2), (0, 1, 2)]):
+        BeforeCallbacks._tell_absent(before, epoch, dict.fromkeys(ranks, Report(1, {})))
+    assert [(each.split()[:3], each.count("worker ")) for each in caplog.messages] == [
+        (["from", "epoch", "2"], 1),
+        (["from", "epoch", "4"], 1),
+        (["epoch", "5:", "the"], 0),
+    ]
+    assert "without worker 1, 2. It" in caplog.messages[0]
 
 
 def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_some(caplog):

@@ -349,21 +349,25 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return reports
 
     def _tell_absent(self, epoch: int, by_rank: Mapping[int, Report]) -> None:
-        """Warn if workers are missing in the epoch's metrics, whenever others are than before."""
+        """Warn if other workers than before are missing in the epoch's metrics."""
         num_workers = self._trainer.ctx.num_workers
         absent = tuple(sorted(set(range(num_workers)) - by_rank.keys()))
-        if absent and absent != self._absent:
-            logger.warning(
-                "the metrics, steps and rows of epoch %d, in fit's history too, are those of %d of "
-                "%d workers, without worker %s. It was lost or has returned; or it was started "
-                "again and has yet to end an epoch together with the others. The driver's line of "
-                "the epoch counts the rows of all workers",
-                epoch + 1,
-                len(by_rank),
-                num_workers,
-                ", ".join(map(str, absent)),
-            )
+        if absent == self._absent:
+            return
         self._absent = absent
+        if not absent:
+            logger.warning("epoch %d: the metrics are those of all workers again", epoch + 1)
+            return
+        logger.warning(
+            "from epoch %d on the metrics, steps and rows, in fit's history too, are those of %d "
+            "of %d workers, without worker %s. It was lost or has returned; or it was started "
+            "again and has yet to end an epoch together with the others. The driver's line of an "
+            "epoch counts the rows of all workers",
+            epoch + 1,
+            len(by_rank),
+            num_workers,
+            ", ".join(map(str, absent)),
+        )
 
     def _tell_names(self, by_rank: Mapping[int, Report]) -> None:
         """Warn, once, of metrics with other names on other workers: Keras numbers those without."""
