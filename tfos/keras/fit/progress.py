@@ -29,14 +29,16 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def __init__(self, ctx: WorkerContext) -> None:
         super().__init__()
         self._ctx = ctx
-        self._epoch = self._steps = self._steps_before = self._rows_before = 0
-        """Of the steps and rows: in this fit, if the model is not distributed."""
+        self._epoch = self._steps = self._steps_before = 0
+        """Steps of this fit, and of its epochs before the running one."""
+        self._at_begin = (0, 0)
+        """Steps and rows of the model's trainer before this fit."""
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Report that `fit` runs and has no step yet."""
         self._epoch = self._steps = self._steps_before = 0
         trainer = self._trainer
-        self._rows_before = trainer.rows if trainer is not None and trainer.is_local else 0
+        self._at_begin = (0, 0) if trainer is None else (trainer.steps, trainer.rows)
         self._report(None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
@@ -70,14 +72,13 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     @property
     def _trainer(self) -> Any:
-        """Trainer of the model; None: Keras trains it. A local one is in this process alone."""
+        """Trainer of the model; None: Keras trains it."""
         return self.model.__dict__.get("_tfos_trainer")
 
     def _report(self, logs: Logs) -> None:
-        trainer = self._trainer
-        is_lone = trainer is None or trainer.is_local
-        steps = self._steps if is_lone else trainer.steps
-        rows = trainer.rows - self._rows_before if trainer else 0
+        trainer, (steps, rows) = self._trainer, (self._steps, 0)
+        if trainer is not None:
+            steps, rows = trainer.steps - self._at_begin[0], trainer.rows - self._at_begin[1]
         numbers: dict[str, float | None] = {**trainer.times.spent()} if trainer else {}
         numbers["epoch"] = float(self._epoch)
         epochs = (self.params or {}).get("epochs")

@@ -54,17 +54,18 @@ class SeenProgress:
         """Report what the callbacks of a `fit` have counted; never raises.
 
         Args:
-            values: numbers by name; None: unknown. `steps` and `rows` may be those of this fit
-                alone. 0 for `rows` becomes what its data have seen.
+            values: numbers by name; None: unknown. `steps` and `rows` are those of this fit, which
+                begins with 0. 0 for `rows` becomes what its data have seen.
         """
         numbers = _numbers_in(values)
         if numbers is None:
             return
         with self._lock:
             self._is_reported = True
-            if numbers["steps"] < self._own[0]:
+            steps, rows = numbers.get("steps", 0.0), numbers.get("rows", 0.0)
+            if steps < self._own[0]:
                 self._end_fit()
-            self._own = (numbers["steps"], numbers["rows"] or self._own[1])
+            self._own = (steps, rows or self._own[1])
             self._tell({**numbers, **self._total()})
 
     def report(self, values: Mapping[str, float | None]) -> None:
