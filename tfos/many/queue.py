@@ -89,8 +89,8 @@ class TrainingQueue:
         self._clock = clock
         self._ended_s = 0.0
         """Total seconds of all ended attempts."""
-        self._begun_s: dict[int, float] = {}
-        """When the attempt of an item in training began, as far as known here."""
+        self._begun_s: dict[SlotAttempt, float] = {}
+        """When a slot began its newest attempt, as far as known here."""
         self._retries = retries
         self._homes = homes
         self.is_durable = is_durable
@@ -128,8 +128,10 @@ class TrainingQueue:
     def busy_s(self) -> float:
         """Total seconds of all attempts that have ended, and of those in progress so far."""
         now_s = self._clock()
-        begun = (self._begun_s[item] for item in self._holders if item in self._begun_s)
-        return self._ended_s + sum(max(0.0, now_s - each) for each in begun)
+        training = (
+            slot for item, slot in self._holders.items() if self._ahead.get(slot.slot) != item
+        )
+        return self._ended_s + sum(now_s - self._begun_s.get(slot, now_s) for slot in training)
 
     def count(self, state: TrainingState) -> int:
         """Return the number of items in a state."""
@@ -183,9 +185,8 @@ class TrainingQueue:
             self._orders[item] += 1
             if is_ahead:
                 self._ahead[slot.slot] = item
-                self._begun_s.pop(item, None)
             else:
-                self._begun_s[item] = self._clock()
+                self._begun_s[slot] = self._clock()
             return Train(item, self._orders[item])
         return WaitForItem() if self._may_return(slot) else EndSlot()
 
@@ -237,8 +238,7 @@ class TrainingQueue:
         others = (item for item, holder in self._holders.items() if holder == slot)
         if ahead == ended or all(item == ahead for item in others):
             self._ahead.pop(slot.slot, None)
-            if ahead is not None:
-                self._begun_s[ahead] = self._clock()
+            self._begun_s[slot] = self._clock()
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back the items that an ended slot had not trained, or trained without a value.
