@@ -40,7 +40,7 @@ class MainFunWait:
         self._is_fed = is_fed
         self._progress = TrainingProgress(None)
         self._shown = (0, 0)
-        """The epoch that is shown, from 1, and the number that the slowest worker has begun."""
+        """How many epochs the slowest worker has begun, and the number, from 1, of its newest."""
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
@@ -103,13 +103,15 @@ class MainFunWait:
         progress, sample = self._progress, training.sample(state, None, now_s)
         epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)
         progress.num_epochs = epochs or None
-        epoch = min((_whole(each["epoch"]) for each in reports), default=0)
-        begun = min((_whole(each["epochs_begun"]) for each in reports), default=0)
-        if epoch and (epoch, begun) != self._shown:  # at 0 a fit begins
-            rows = sum(_whole(each.get("rows_per_epoch", 0.0)) for each in reports)
-            progress.rows_per_epoch = rows or None
-            progress.start_epoch(epoch - 1, sample.at_epoch_begin())
-            self._shown = (epoch, begun)
+        places = [(_whole(each["epochs_begun"]), _whole(each["epoch"])) for each in reports]
+        begun, epoch = min(places, default=(0, 0))
+        if epoch:  # at 0 a fit begins
+            # A worker that was started again has begun fewer: that is no further epoch.
+            if epoch != self._shown[1] or begun > self._shown[0]:
+                rows = [_whole(each.get("rows_per_epoch", 0.0)) for each in reports]
+                progress.rows_per_epoch = sum(rows) if all(rows) else None
+                progress.start_epoch(epoch - 1, sample.at_epoch_begin())
+            self._shown = (begun, epoch)
         progress.add(sample)
 
 

@@ -132,6 +132,21 @@ def test_fits_of_one_epoch_are_epochs_of_their_own():
     assert {each[:19] for each in played.shown[:-1]} == {"epoch 1/1  100 rows"}
 
 
+def test_a_worker_that_is_started_again_begins_no_epoch_of_the_line():
+    """It counts its epochs anew, and knows no rows of the one before."""
+    known = numbers(10.0, 3, 60, epoch_steps=9, epoch_s=1.0, epoch_rows=100, rows_per_epoch=200)
+    again = {**known, "at_s": 1.0, "epochs_begun": 1.0, "rows_per_epoch": 0.0}
+    state, played = running(plan(2, 0)), Played(iter(()))
+    followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
+    beats = ((0, known, False), (1, known, True), (1, again, True))
+    for seq, (worker, beat, is_read) in enumerate(beats, 1):
+        node = NodeId("worker", worker)
+        state.on_heartbeat(messages.Heartbeat(node, seq, "main_fun", progress=beat), 1.0)
+        if is_read:
+            followed.follow(state, 1.0)
+    assert str(followed._progress).startswith("epoch 3/3  200 of 400 rows")
+
+
 def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():
     played = wait(
         False,
