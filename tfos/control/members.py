@@ -47,6 +47,9 @@ _KEPT_ANSWERS = 64
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
 """Statuses of a node whose supervisor runs and takes orders."""
 
+GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
+"""Statuses of a node whose attempt is no more, in a cluster that goes on."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -329,7 +332,7 @@ def mean_loss(workers: Iterable[Member]) -> float | None:
 
     A lost worker's belongs to the parameters of then.
     """
-    progress = [worker.progress for worker in workers if worker.status is not NodeStatus.LOST]
+    progress = [worker.progress for worker in workers if worker.status not in GONE]
     losses = [each["loss"] for each in progress if "loss" in each]
     return sum(losses) / len(losses) if losses else None
 

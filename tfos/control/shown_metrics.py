@@ -22,6 +22,5 @@ def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
         metrics: by name.
         most: how many.
     """
-    others = (name for name in metrics if name not in _LOSSES)
-    kept = set([*(name for name in _LOSSES if name in metrics), *others][:most])
+    kept = set(sorted(metrics, key=lambda name: name not in _LOSSES)[:most])
     return {name: value for name, value in metrics.items() if name in kept}

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rpc.jit.cache_directory import made_private, real_path, why_unsafe
-from tfos.control.members import NodeStatus
+from tfos.control.members import GONE
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
@@ -55,11 +55,9 @@ def record_of(last: Json) -> RunRecord:
         last: its last snapshot; see tfos.watch.snapshot.
     """
     trains = [each for each in last["nodes"] if each["name"].partition(":")[0] not in _BESIDE]
-    losses = [
-        each["loss"]
-        for each in trains
-        if each["loss"] is not None and each["status"] != NodeStatus.LOST.value
-    ]
+    gone = [status.value for status in GONE]
+    stayed = [each for each in trains if each["status"] not in gone]
+    losses = [each["loss"] for each in stayed if each["loss"] is not None]
     first = last["failures"][0] if last["failures"] else None
     message = str(first["message"]).partition("\n")[0][:500] if first else ""
     return RunRecord(

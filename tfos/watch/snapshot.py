@@ -45,7 +45,7 @@ from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
-from tfos.control.members import Member
+from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import MOST_METRICS, Heartbeat
 from tfos.control.shown_metrics import first_metrics
 from tfos.control.state.cluster_view import ClusterView
@@ -177,11 +177,12 @@ def _where(report: NodeReport) -> Json | None:
 def _rates(report: NodeReport, member: Member) -> Json:
     """Return steps and rows per second lately.
 
-    None before there are two heartbeats, and of a node that has ended or is not heard.
+    None before there are two heartbeats, and of a node that does not run or is not heard.
     """
     # The first heartbeats come before the first numbers, and have no time of their own.
     beats = [each for each in member.beats if "at_s" in each.progress]
-    if not beats or not member.is_live or report.silent_s > RATE_S:
+    is_heard = member.status is NodeStatus.RUNNING and report.silent_s <= RATE_S
+    if not beats or not is_heard:
         return {"steps_per_s": None, "rows_per_s": None}
     new, at_s = beats[-1], beats[-1].progress["at_s"]
     before = [each for each in beats if at_s - each.progress["at_s"] >= RATE_S]

@@ -87,10 +87,8 @@ def test_counts_of_rows_are_the_newest_that_are_known_also_after_the_end(bed):
     ended = messages.FeedSnapshot("input", fed_rows=900, taken_rows=900, trained_rows=900)
     report_to(bed.coordinator, node_id("worker:1"), messages.FlushReached("input", 0, ended))
     worker = node_of(bed, "worker:1")
-    assert (worker["rows"], worker["feeds"][0]["trained"], worker["feeds"][0]["fed"]) == (
-        *(900, 900),
-        900,
-    )
+    feed = worker["feeds"][0]
+    assert [worker["rows"], feed["trained"], feed["fed"]] == [900] * 3
     last = messages.FeedSnapshot("input", fed_rows=950, taken_rows=950, trained_rows=950)
     report_to(bed.coordinator, node_id("worker:1"), messages.Done(feeds=(last,)))
     worker = node_of(bed, "worker:1")
@@ -117,6 +115,15 @@ def test_a_node_that_is_silent_or_lost_has_no_rate(bed):
     assert node_of(bed, "worker:0")["steps_per_s"] is None
 
 
+def test_a_worker_whose_main_fun_has_returned_has_no_rate(bed):
+    """Its supervisor goes on with heartbeats, of the last numbers."""
+    for seq, at_s in ((1, 0.0), (2, 2.0)):
+        bed.beat("worker:1", seq, progress={"at_s": at_s, "steps": 10 * at_s})
+    report_to(bed.coordinator, node_id("worker:1"), messages.Done())
+    bed.beat("worker:1", 3, progress={"at_s": 2.0, "steps": 20.0})
+    assert node_of(bed, "worker:1")["steps_per_s"] is None
+
+
 def test_the_loss_of_a_lost_worker_does_not_stay_in_the_mean(bed):
     for name, loss in (("worker:0", 0.1), ("worker:1", 2.3)):
         bed.beat(name, 1, progress={"at_s": 1.0, "steps": 1.0, "loss": loss})
@@ -125,6 +132,17 @@ def test_the_loss_of_a_lost_worker_does_not_stay_in_the_mean(bed):
     found = bed.job.snapshot()
     assert found["curve"][-1][3] == 0.1
     assert record_of(found).loss == 0.1
+
+
+def test_the_loss_of_a_worker_that_is_started_again_is_not_in_the_mean_meanwhile():
+    bed = WatchedJob(restarts=1)
+    for name, loss in (("worker:0", 0.1), ("worker:1", 2.3)):
+        bed.beat(name, 1, progress={"at_s": 1.0, "steps": 1.0, "loss": loss})
+    bed.fail("worker:1", signal=9, message="was killed")
+    bed.tick()
+    found = bed.job.snapshot()
+    assert {each["status"] for each in found["nodes"]} == {"running", "lost, is started again"}
+    assert (found["curve"][-1][3], record_of(found).loss) == (0.1, 0.1)
 
 
 def test_rows_of_an_epoch_that_nobody_has_counted_are_null(bed):
