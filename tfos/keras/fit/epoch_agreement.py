@@ -371,7 +371,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def _tell_names(self, by_rank: Mapping[int, Report]) -> None:
         """Warn, once, of metrics with other names on other workers: Keras numbers those without."""
-        own = uncommon({rank: each.metrics for rank, each in by_rank.items()})
+        own = uncommon({rank: each.metrics.known for rank, each in by_rank.items() if each.rows})
         if own and not self._has_told_names:
             self._has_told_names = True
             logger.warning(

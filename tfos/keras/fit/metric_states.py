@@ -240,17 +240,15 @@ def inexact(reports: Iterable[MetricStates]) -> dict[str, str]:
     return {name: reason for report in reports for name, reason in report.others.items()}
 
 
-def uncommon(reports: Mapping[int, MetricStates]) -> dict[int, list[str]]:
-    """Return the metrics, by rank, that not all workers have under this name.
-
-    A worker that has had no batch has none, and does not count.
+def uncommon(known: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+    """Return the metrics, by rank, that not all of these workers have under this name.
 
     Args:
-        reports: by rank.
+        known: names by rank. A worker without a batch lacks some, and is left out.
     """
-    known = {rank: set(report.known) for rank, report in reports.items() if report.known}
-    common = set.intersection(*known.values()) if known else set()
-    return {rank: sorted(names - common) for rank, names in known.items() if names - common}
+    names = {rank: set(each) for rank, each in known.items()}
+    common = set.intersection(*names.values()) if names else set()
+    return {rank: sorted(each - common) for rank, each in names.items() if each - common}
 
 
 def _unknown(metric: Any) -> str:
