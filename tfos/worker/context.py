@@ -574,15 +574,15 @@ class NodeContext(PortedContext):
         """
         own = dict(itertools.islice((metrics or {}).items(), MOST_METRICS))
         named = {f"{METRIC}{name}": value for name, value in own.items()}
-        self.seen_progress.report({**named, "steps": step, "rows": rows, "loss": loss})
+        self.report_numbers({**named, "steps": step, "rows": rows, "loss": loss})
 
     def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
         """Report what a loop of tfos has counted; never raises.
 
         Args:
-            numbers: by name, with `steps`, `rows` and `loss`; see SeenProgress.
+            numbers: by name, with `steps`, `rows` and `loss`; see ProgressMeter.
         """
-        self.seen_progress.fit_reports(numbers)
+        self.seen_progress.report(numbers)
 
     def _own_files(self, directory: Path) -> tuple[WorkerInputs, WorkerOutput]:
         """Return this worker's part of the job's inputs and output, with copies in `directory`."""

@@ -12,6 +12,7 @@ import pytest
 from tests.support.keras_training import Context, blobs, feed_epochs, rows_of, serving
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.callbacks import callbacks
+from tfos.keras.fit.distribute import distribute
 from tfos.worker.reports.progress_meter import ProgressMeter
 from tfos.worker.reports.seen_progress import SeenProgress
 
@@ -40,7 +41,7 @@ class Told(Context):
         return self.sent
 
     def report_numbers(self, numbers: Any) -> None:
-        self.sent.fit_reports(numbers)
+        self.sent.report(numbers)
 
 
 def make_model(steps_per_execution: int = 1) -> keras.Model:
@@ -78,3 +79,45 @@ def test_steps_of_arrays_go_on_with_new_callbacks():
         for n in (1, 2):
             model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks(ctx))
             assert ctx.told[-1]["steps"] == STEPS * n
+
+
+def test_batches_on_a_distributed_model_between_its_fits_count_too():
+    with serving() as cluster:
+        ctx = Told(cluster.contexts[0].client)
+        model, lone = distribute(make_model(), ctx), make_model()
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        seen = [ctx.sent.so_far]
+        lone.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks(ctx))
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        seen.append(ctx.sent.so_far)
+    # Nobody counts the rows of arrays that a model alone trains.
+    assert seen == [(2 * STEPS + 1, 2 * 198 + BATCH), (4 * STEPS + 1, 3 * 198 + BATCH)]
+
+
+def test_a_fit_inside_of_another_one_does_not_count_the_outer_one_twice():
+    """As a callback that trains a small model on what the large one has learned."""
+    with serving() as cluster:
+        ctx = Told(cluster.contexts[0].client)
+        model = distribute(make_model(), ctx)
+
+        def probe(*_: Any) -> None:
+            make_model().fit(X[:50], Y[:50], batch_size=BATCH, verbose=0, callbacks=callbacks(ctx))
+
+        inner = keras.callbacks.LambdaCallback(on_epoch_begin=probe)
+        model.fit(X, Y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[inner])
+        assert ctx.sent.so_far == (3 * STEPS, 3 * 198)
+
+
+def test_what_main_fun_reports_meanwhile_does_not_stay_in_the_counts():
+    with serving() as cluster:
+        ctx = Told(cluster.contexts[0].client)
+        model = distribute(make_model(), ctx)
+
+        def report(*_: Any) -> None:
+            ctx.report_progress(1000, 10_000)
+
+        own = keras.callbacks.LambdaCallback(on_epoch_begin=report)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[own])
+        assert ctx.sent.so_far == (2 * STEPS, 2 * 198)

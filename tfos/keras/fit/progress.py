@@ -29,16 +29,19 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def __init__(self, ctx: WorkerContext) -> None:
         super().__init__()
         self._ctx = ctx
-        self._epoch = self._steps = self._steps_before = 0
-        """Steps of this fit, and of its epochs before the running one."""
-        self._at_begin = (0, 0)
-        """Steps and rows of the model's trainer before this fit."""
+        self._epoch = 0
+        self._steps = self._steps_before = 0.0
+        """Of this process: so far, and before the running epoch."""
+        self._others = (0.0, 0.0)
+        """Steps and rows of other models, where the model's trainer counts its own."""
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Report that `fit` runs and has no step yet."""
-        self._epoch = self._steps = self._steps_before = 0
-        trainer = self._trainer
-        self._at_begin = (0, 0) if trainer is None else (trainer.steps, trainer.rows)
+        self._epoch = 0
+        steps, rows = self._ctx.seen_progress.so_far
+        self._steps = self._steps_before = steps
+        if (trainer := self._trainer) is not None:
+            self._others = max(0.0, steps - trainer.steps), max(0.0, rows - trainer.rows)
         self._report(None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
@@ -76,9 +79,9 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         return self.model.__dict__.get("_tfos_trainer")
 
     def _report(self, logs: Logs) -> None:
-        trainer, (steps, rows) = self._trainer, (self._steps, 0)
+        trainer, (steps, rows) = self._trainer, (self._steps, 0.0)
         if trainer is not None:
-            steps, rows = trainer.steps - self._at_begin[0], trainer.rows - self._at_begin[1]
+            steps, rows = trainer.steps + self._others[0], trainer.rows + self._others[1]
         numbers: dict[str, float | None] = {**trainer.times.spent()} if trainer else {}
         numbers["epoch"] = float(self._epoch)
         epochs = (self.params or {}).get("epochs")

@@ -14,23 +14,14 @@ def test_what_the_data_see_stands_until_main_fun_reports_and_again_in_the_next_f
     progress.note({"steps": 2.0, "rows": 16.0})
     progress.report({"steps": 2.0, "rows": 0.0, "loss": 0.25})
     progress.report({"steps": 3.0, "rows": 5.0})
+    assert progress.so_far == (3.0, 5.0)
     progress.begin()
-    progress.note({"steps": 1.0, "rows": 4.0})
+    progress.note({"steps": 4.0, "rows": 9.0})
+    assert progress.so_far == (4.0, 9.0)
     assert told == [
         {"steps": 1.0, "rows": 8.0, "epoch": 1.0},
         {"steps": 1.0, "rows": 8.0, "loss": 0.5},
         {"steps": 2.0, "rows": 16.0, "loss": 0.25},
         {"steps": 3.0, "rows": 5.0},
-        {"steps": 4.0, "rows": 20.0},
-    ]
-
-
-def test_a_fit_that_counts_from_0_again_goes_on_from_the_one_before():
-    told: list[dict[str, float]] = []
-    progress = SeenProgress(told.append)
-    for steps in (0, 1, 2, 0, 1):
-        progress.fit_reports({"steps": steps, "rows": 8 * steps, "loss": None})
-    assert [(each["steps"], each["rows"]) for each in told] == [
-        *((0, 0), (1, 8), (2, 16)),
-        *((2, 16), (3, 24)),
+        {"steps": 4.0, "rows": 9.0},
     ]
