@@ -93,6 +93,22 @@ def test_the_first_point_of_a_server_is_since_its_start(before: ServerStats | No
     assert found["tfos/updates/per_s"] == 50.0
 
 
+@pytest.mark.parametrize("filled", [{"restored_step": 9000}, {"resumed_step": 9000}])
+def test_the_first_point_of_a_resumed_run_has_no_updates_of_the_run_before(filled):
+    first = stats(60.0, 9100, 1.0, **filled)
+    assert "tfos/updates/per_s" not in dict(server_scalars(first))
+    later = stats(65.0, 9200, 2.0, **filled)
+    assert dict(server_scalars(later, first))["tfos/updates/per_s"] == 20.0
+
+
+def test_no_request_has_no_mean():
+    """As of pushes during a validation: 0 ms would look fast."""
+    first, later = stats(60.0, 100, 1.0), stats(65.0, 100, 1.0)
+    found = dict(server_scalars(later, first))
+    assert not any(name.endswith("mean_ms") for name in found)
+    assert found["tfos/push/p99_ms_since_start"] == 4.0
+
+
 def test_a_server_that_nobody_used_has_no_latencies():
     found = dict(server_scalars(ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)))
     assert not any(name.split("/")[1] in ("push", "pull", "apply", "staleness") for name in found)

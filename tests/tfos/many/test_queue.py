@@ -43,6 +43,22 @@ def test_items_are_given_out_in_order_and_the_table_fills():
     assert queue.draw(A) == EndSlot()
 
 
+def test_slots_are_busy_while_they_train_also_before_an_item_has_ended():
+    now_s = [0.0]
+    queue = queue_of(6, clock=lambda: now_s[0])
+    queue.draw(A), queue.draw(B)
+    now_s[0] = 10.0
+    assert queue.busy_s == 20.0
+    assert queue.draw(A, holding=[0], is_ahead=True) == Train(2, 1)
+    now_s[0] = 12.0
+    assert queue.busy_s == 24.0, "an item ahead has not begun"
+    queue.ended(A, done(0, 11.0))
+    now_s[0] = 15.0
+    assert queue.busy_s == 11.0 + 15.0 + 3.0
+    queue.slot_lost(1, "gone")
+    assert queue.busy_s == 11.0 + 3.0, "nobody knows how long a lost attempt has trained"
+
+
 def test_a_slot_waits_while_another_ones_item_may_come_back():
     queue = queue_of(1)
     queue.draw(A)

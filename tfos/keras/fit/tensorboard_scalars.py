@@ -241,15 +241,17 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
     seconds = stats.uptime_s - old.uptime_s or 1.0
     for name in SHOWN_REQUESTS:
         latency = stats.latency(name)
+        yield from _mean_ms(name, latency, old.latency(name))
         if latency.count:
-            yield f"{name}/mean_ms", _mean_ms(latency, old.latency(name))
             yield f"{name}/p50_ms_since_start", latency.p50_s * 1e3
             yield f"{name}/p99_ms_since_start", latency.p99_s * 1e3
+    yield from _mean_ms("apply", stats.apply, old.apply)
     if stats.apply.count:
-        yield "apply/mean_ms", _mean_ms(stats.apply, old.apply)
         yield "apply/cores", (stats.apply_s - old.apply_s) / seconds
     yield "updates/clock", float(stats.clock)
-    yield "updates/per_s", (stats.clock - old.clock) / seconds
+    if old.uptime_s or max(stats.restored_step, stats.resumed_step) < 0:
+        # Else updates from before this start are among them.
+        yield "updates/per_s", (stats.clock - old.clock) / seconds
     yield "traffic/in_mb_per_s", (stats.bytes_in - old.bytes_in) / seconds / 1e6
     yield "traffic/out_mb_per_s", (stats.bytes_out - old.bytes_out) / seconds / 1e6
     yield "queue/requests_in_service", float(stats.in_service)
@@ -264,8 +266,10 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
         yield from _table_scalars(table, tables.get(table.name, TableStats(table.name)))
 
 
-def _mean_ms(new: Latency, old: Latency) -> float:
-    return (new.total_s - old.total_s) / max(1, new.count - old.count) * 1e3
+def _mean_ms(name: str, new: Latency, old: Latency) -> Scalars:
+    """Yield the mean of what came since; without anything there is none."""
+    if count := new.count - old.count:
+        yield f"{name}/mean_ms", (new.total_s - old.total_s) / count * 1e3
 
 
 def _staleness(new: ServerStats, old: ServerStats) -> Scalars:
