@@ -9,6 +9,7 @@ An `AwayProbe` has a thread of its own, which takes that lock.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import secrets
@@ -57,6 +58,8 @@ _FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
 PROBE_PERIOD_S = 15.0
 """How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
 servers for restarts."""
+INTERRUPT_S = 5.0
+"""How long an interrupt waits for the answers of servers in this process."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 
@@ -284,6 +287,8 @@ class ServerGroup:
         try:
             exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._finish_here(calls)
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(error) or type(error).__name__
@@ -301,6 +306,20 @@ class ServerGroup:
                     link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
+
+    def _finish_here(self, calls: Sequence[OutgoingCall]) -> None:
+        """Get the answers that an interrupt has cut from servers that are in this process.
+
+        Asked again under its number, a change is applied once, and this client may change more: so
+        a notebook's next fit goes on. Other servers may wait for other workers before they answer.
+        """
+        cut = [call for call in calls if call.is_open]
+        if not cut or not all(call.link.endpoint.inproc for call in cut):
+            return
+        for call in cut:
+            call.link.close()  # the interrupt may have left an answer there
+        with contextlib.suppress(PSError, RpcError, KeyboardInterrupt):
+            exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
 
     def _numbered(
         self,

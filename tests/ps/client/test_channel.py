@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import random
 import threading
@@ -274,6 +276,33 @@ def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pyte
         ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_an_interrupted_push_to_servers_of_this_process_gets_its_answers(
+    num_servers: int, place: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A notebook's model with tables trains on after Ctrl-C, each gradient once."""
+    manifest = make_manifest(1000, rule=ADD, consistency="sync")
+    with cluster("inproc", num_servers=num_servers) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        advance, num_calls = PendingCall.advance, itertools.count()
+
+        def interrupted(pending: PendingCall) -> bool:
+            if next(num_calls) == place:
+                raise KeyboardInterrupt
+            return advance(pending)
+
+        def push() -> None:
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PendingCall, "advance", interrupted)
+            with contextlib.suppress(KeyboardInterrupt):  # a fast answer needs fewer calls
+                push()
+        push()
+        assert set(bed.pulled(client)["trainable"]) == {np.float32(2)}
 
 
 @pytest.mark.fault("F07")
