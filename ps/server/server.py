@@ -211,11 +211,12 @@ class PSServer:
                 end.set_exception(error)
 
         threading.Thread(target=run, name="ps-restore", daemon=True).start()
-        while not (is_over() or self.wait_stopped(0.0)):
-            # A stop makes it fail.
-            if wait([end], _STOP_LOOK_S).done and not self.wait_stopped(0.0):
+        while True:
+            is_ended = wait([end], _STOP_LOOK_S).done
+            if is_over() or self.wait_stopped(0.0):
+                return None  # also where a stop has made it fail
+            if is_ended:
                 return end.result()
-        return None
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def read(steps: Sequence[Checkpoint]) -> Restored:

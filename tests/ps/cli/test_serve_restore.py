@@ -42,7 +42,7 @@ def test_a_signal_ends_a_server_while_it_restores(tmp_path: Path, monkeypatch: p
 
     def held(service: Service, manifest: Any) -> Any:
         caught.append(signal.SIGTERM)
-        goes_on.wait(WAIT_S / 2)
+        assert goes_on.wait(WAIT_S / 2), "it restores to its end"
         raise RuntimeError("the process has ended meanwhile")
 
     def leave(status: int) -> None:
