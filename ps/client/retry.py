@@ -170,6 +170,9 @@ def exchange(calls: Sequence[OutgoingCall], times: ExchangeTimes) -> list[Reply]
                 return [reply]
         except RpcError as error:
             _settle(call, error)
+        except BaseException:
+            connection.close()  # a later call must not meet the reply of this one
+            raise
     _drive(calls, under_way, begun_s, times)
     for call in calls:
         if call.error is not None:

@@ -9,7 +9,6 @@ An `AwayProbe` has a thread of its own, which takes that lock.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import secrets
@@ -287,15 +286,15 @@ class ServerGroup:
         try:
             exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self._finish_here(calls)
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            cause = (is_interrupt and self._finish_here(calls)) or error
             # An interrupt too may come between two servers: then their clocks differ.
-            if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
-                why = str(error) or type(error).__name__
+            if isinstance(cause, ServerUnavailable) or any(call.is_open for call in calls):
+                why = str(cause) or type(cause).__name__
                 self._unknown = f"got no answer ({why}): whether it was applied is unknown"
             elif self.has_barrier and _is_torn(calls):
                 self._unknown = (
-                    f"was counted only by some servers ({error}), so their clocks differ"
+                    f"was counted only by some servers ({cause}), so their clocks differ"
                 )
             raise
         finally:
@@ -307,19 +306,24 @@ class ServerGroup:
                     acks.append(ack)
         return acks
 
-    def _finish_here(self, calls: Sequence[OutgoingCall]) -> None:
+    def _finish_here(self, calls: Sequence[OutgoingCall]) -> BaseException | None:
         """Get the answers that an interrupt has cut from servers that are in this process.
 
         Asked again under its number, a change is applied once, and this client may change more: so
         a notebook's next fit goes on. Other servers may wait for other workers before they answer.
+
+        Returns:
+            Why that failed, also a second interrupt; None: it did not, or was not tried.
         """
         cut = [call for call in calls if call.is_open]
-        if not cut or not all(call.link.endpoint.inproc for call in cut):
-            return
-        for call in cut:
-            call.link.close()  # the interrupt may have left an answer there
-        with contextlib.suppress(PSError, RpcError, KeyboardInterrupt):
-            exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
+        if not all(call.link.endpoint.inproc for call in cut):
+            return None
+        try:
+            if cut:
+                exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
+        except (PSError, RpcError, KeyboardInterrupt) as error:
+            return error
+        return None
 
     def _numbered(
         self,
