@@ -8,6 +8,7 @@ Runs in: the main thread of its own process.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import logging
@@ -114,13 +115,16 @@ def _serve_until_told(
             step = _start(server, options, metrics_port, caught)
             if step is not None:
                 _serve_filled(server, saves, step, caught)
-        replaced = "" if step is None else server.look_for_successor()
-    if step is None:
-        os._exit(0)  # the thread that restores may not outlive the interpreter
+        # A signal alone waits for no directory, which may be slow to answer.
+        is_watching = step is not None or server.wait_stopped(0.0)
+        replaced = server.look_for_successor() if is_watching else ""
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
-        return REPLACED_STATUS
-    return 0
+    status = REPLACED_STATUS if replaced else 0
+    if step is None:  # the thread that restores may not meet the teardown of the interpreter
+        atexit._run_exitfuncs()
+        os._exit(status)
+    return status
 
 
 def _serve_filled(
