@@ -429,9 +429,9 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
         try:
             self._thread.start()
-        except (
-            RuntimeError
-        ) as error:  # Python 3.12 starts none at exit, where the last save is short
+        except RuntimeError as error:
+            # Python 3.12 starts none at exit, where the last save is short. `held` refuses a late
+            # commit, so a host that has no room for threads does no harm either.
             _logger.info("the lease is not renewed: %s", error)
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # see _remove_remains
