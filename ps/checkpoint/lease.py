@@ -341,7 +341,8 @@ class Lease:
         self._ended.set()
         if self._thread is None:
             return
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._thread = None
         with (
             contextlib.suppress(CheckpointError),
@@ -426,7 +427,12 @@ class Lease:
         if self._thread is not None and self._thread.is_alive():
             return
         self._thread = threading.Thread(target=self._renew, name="ps-lease", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            # Python 3.12 starts none at exit, where the last save is short. `held` refuses a late
+            # commit, so a host that has no room for threads does no harm either.
+            _logger.info("the lease is not renewed: %s", error)
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # see _remove_remains
                 self._beat(0)

@@ -8,6 +8,7 @@ Runs in: the main thread of its own process.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import logging
@@ -111,26 +112,44 @@ def _serve_until_told(
         with contextlib.closing(page) if page else contextlib.nullcontext():
             metrics_host = options.metrics_host or "127.0.0.1"
             metrics_port = page.start(metrics_host, options.metrics_port) if page else 0
-            step = _start(server, options, metrics_port)
-            if saves is not None:
-                saves.start(saved_step=step)
-            try:
-                _wait_for_end(server, caught)
-            finally:
-                if saves is not None:
-                    is_ours = (
-                        server.phase is ServerPhase.SERVING and not server.look_for_successor()
-                    )
-                    saves.close(last=is_ours)
-        replaced = server.look_for_successor()
+            step = _start(server, options, metrics_port, caught)
+            if step is not None:
+                _serve_filled(server, saves, step, caught)
+        # A signal alone waits for no directory, which may be slow to answer.
+        is_watching = step is not None or server.wait_stopped(0.0)
+        replaced = server.look_for_successor() if is_watching else ""
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
-        return REPLACED_STATUS
-    return 0
+    status = REPLACED_STATUS if replaced else 0
+    if step is None:  # the thread that restores may not meet the teardown of the interpreter
+        atexit._run_exitfuncs()
+        os._exit(status)
+    return status
 
 
-def _start(server: PSServer, options: argparse.Namespace, metrics_port: int) -> int:
-    """Listen, and say where; returns the step of the checkpoint that it was filled from, or -1."""
+def _serve_filled(
+    server: PSServer, saves: SelfSaving | None, step: int, caught: Sequence[int]
+) -> None:
+    """Serve until told to end; save all servers meanwhile, if this process does so."""
+    if saves is not None:
+        saves.start(saved_step=step)
+    try:
+        _wait_for_end(server, caught)
+    finally:
+        if saves is not None:
+            is_ours = server.phase is ServerPhase.SERVING and not server.look_for_successor()
+            saves.close(last=is_ours)
+
+
+def _start(
+    server: PSServer, options: argparse.Namespace, metrics_port: int, caught: Sequence[int]
+) -> int | None:
+    """Listen, and say where.
+
+    Returns:
+        The step of the checkpoint that it was filled from; -1: it begins without one. None: it was
+        told to end while it restored.
+    """
 
     def announce() -> None:
         _announce(server, metrics_port)
@@ -140,8 +159,14 @@ def _start(server: PSServer, options: argparse.Namespace, metrics_port: int) -> 
         announce()
         return -1
     like = RestoreOptions(strict=options.strict)
-    step = server.start_restoring(options.restore, step=options.step, like=like, listening=announce)
-    _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
+    step = server.restore_beside(
+        lambda: server.start_restoring(
+            options.restore, step=options.step, like=like, listening=announce
+        ),
+        lambda: _is_signalled(caught),
+    )
+    if step is not None:
+        _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
     return step
 
 
@@ -317,14 +342,18 @@ def _signals_caught() -> Iterator[list[int]]:
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
     """Wait for a signal, a stop request or a successor."""
     losses, freeze = LossReport(), StartFreeze()
-    while not caught and not server.wait_stopped(_POLL_S):
-        # Not sigtimedwait: suspended beyond its timeout and continued, it returns a signal that
-        # nobody has sent (CPython reads a result that the interrupted call has not filled).
-        if signal.sigpending().intersection(_SIGNALS) or server.look_for_successor():
+    while not server.wait_stopped(_POLL_S):
+        if _is_signalled(caught) or server.look_for_successor():
             break
         freeze.poll(server.phase)
         _warn(losses.poll(server.stats(), time.monotonic()))
     _warn(losses.last(server.stats()))
+
+
+def _is_signalled(caught: Sequence[int]) -> bool:
+    # Not sigtimedwait: suspended beyond its timeout and continued, it returns a signal that nobody
+    # has sent (CPython reads a result that the interrupted call has not filled).
+    return bool(caught or signal.sigpending().intersection(_SIGNALS))
 
 
 def _warn(text: str) -> None:

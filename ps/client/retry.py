@@ -13,6 +13,7 @@ restores its parameters is waited for longer than for any other answer, up to `r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -96,12 +97,13 @@ def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcEr
         except (RpcError, PSError) as error:
             failures[link.server] = error
 
-    threads = [
-        threading.Thread(target=connect, args=(link,), name=f"ps-connect-{link.server}")
-        for link in due
-    ]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    with contextlib.suppress(RuntimeError):  # Python 3.12 starts none at exit: the caller connects
+        for link in due:
+            name = f"ps-connect-{link.server}"
+            thread = threading.Thread(target=connect, args=(link,), name=name)
+            thread.start()
+            threads.append(thread)
     for thread in threads:
         thread.join()
     return failures
@@ -168,6 +170,9 @@ def exchange(calls: Sequence[OutgoingCall], times: ExchangeTimes) -> list[Reply]
                 return [reply]
         except RpcError as error:
             _settle(call, error)
+        except BaseException:
+            connection.close()  # a later call must not meet the reply of this one
+            raise
     _drive(calls, under_way, begun_s, times)
     for call in calls:
         if call.error is not None:

@@ -57,6 +57,8 @@ _FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
 PROBE_PERIOD_S = 15.0
 """How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
 servers for restarts."""
+INTERRUPT_S = 5.0
+"""How long an interrupt waits for the answers of servers in this process."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 
@@ -284,13 +286,15 @@ class ServerGroup:
         try:
             exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            cause = (is_interrupt and self._finish_here(calls)) or error
             # An interrupt too may come between two servers: then their clocks differ.
-            if isinstance(error, ServerUnavailable) or any(call.is_open for call in calls):
-                why = str(error) or type(error).__name__
+            if isinstance(cause, ServerUnavailable) or any(call.is_open for call in calls):
+                why = str(cause) or type(cause).__name__
                 self._unknown = f"got no answer ({why}): whether it was applied is unknown"
             elif self.has_barrier and _is_torn(calls):
                 self._unknown = (
-                    f"was counted only by some servers ({error}), so their clocks differ"
+                    f"was counted only by some servers ({cause}), so their clocks differ"
                 )
             raise
         finally:
@@ -301,6 +305,25 @@ class ServerGroup:
                     link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
+
+    def _finish_here(self, calls: Sequence[OutgoingCall]) -> BaseException | None:
+        """Get the answers that an interrupt has cut from servers that are in this process.
+
+        Asked again under its number, a change is applied once, and this client may change more: so
+        a notebook's next fit goes on. Other servers may wait for other workers before they answer.
+
+        Returns:
+            Why that failed, also a second interrupt; None: it did not, or was not tried.
+        """
+        cut = [call for call in calls if call.is_open]
+        if not all(call.link.endpoint.inproc for call in cut):
+            return None
+        try:
+            if cut:
+                exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
+        except (PSError, RpcError, KeyboardInterrupt) as error:
+            return error
+        return None
 
     def _numbered(
         self,

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import TypeVar
 
 from ps.checkpoint.choice import AS_SAVED, RestoreOptions, check_restorable, find, restore_newest
 from ps.checkpoint.fencing import GenerationFence
@@ -34,7 +37,11 @@ from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
 
+Result = TypeVar("Result")
+
 _REPLACED_CLOSE_S = 1.0
+_STOP_LOOK_S = 0.1
+"""How often a server that restores looks for the order to stop."""
 _OTHER_CONNECTIONS = 8
 """The chief's saves and TensorBoard's scalars, the driver, supervisors, `ps stats`."""
 
@@ -179,6 +186,37 @@ class PSServer:
             raise
         self.skipped_step = newest if taken < newest else -1
         return taken
+
+    def restore_beside(
+        self, restore: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
+    ) -> Result | None:
+        """Run what restores on a thread of its own, and return what it returns.
+
+        Args:
+            restore: calls `start_restoring`; goes on if nobody waits for it any more.
+            is_over: whether this process is told to end, by other means than a stop request.
+
+        Returns:
+            None: the server is to stop, or the process to end.
+
+        Raises:
+            BaseException: what `restore` raises.
+        """
+        end: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                end.set_result(restore())
+            except BaseException as error:  # noqa: BLE001 - raised on the thread that waits
+                end.set_exception(error)
+
+        threading.Thread(target=run, name="ps-restore", daemon=True).start()
+        while True:
+            is_ended = wait([end], _STOP_LOOK_S).done
+            if is_over() or self.wait_stopped(0.0):
+                return None  # also where a stop has made it fail
+            if is_ended:
+                return end.result()
 
     def _fill(self, storage: Storage, step: int | None, like: RestoreOptions) -> int:
         def read(steps: Sequence[Checkpoint]) -> Restored:

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from tests.support.waiting import WAIT_S
-from tfos.tls_server import DaemonThreads
+from tfos.control.authority import ClusterAuthority
+from tfos.tls_server import DaemonThreads, TlsServer
 
 
 def refuse(_thread: threading.Thread) -> None:
@@ -38,3 +39,14 @@ def test_a_thread_that_runs_takes_the_calls_for_which_none_can_be_started(
         assert second.result(timeout=WAIT_S) is not threading.current_thread()
     assert first.result(timeout=WAIT_S)
     threads.shutdown()
+
+
+@pytest.mark.socket
+def test_a_server_closes_while_the_interpreter_exits(monkeypatch: pytest.MonkeyPatch):
+    """What is told of a cluster at exit comes behind it."""
+    server = TlsServer({}, ClusterAuthority("c").driver(), num_peers=1, max_message_bytes=1024)
+    server.start("127.0.0.1")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        server.close()
+    server.close()

@@ -1,7 +1,6 @@
 """Cluster feeder: the calls that feed the workers of one cluster, epoch by epoch.
 
 Covers: train(), micro-batches and inference() below the public API; the epochs that a resumed run
-leaves out; validation after each epoch; what users are told of epochs.
 leaves out; validation after each epoch; what users read about epochs.
 Runs in: the driver.
 Threads: several calls may run at once, for different feeds; each feed has one call at a time.

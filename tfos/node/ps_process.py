@@ -3,8 +3,8 @@
 Covers: binding, reporting its address, counters for the heartbeat, losing workers, stopping.
 Does not: hold or update parameters (ps.server), unpickle anything.
 Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
-Threads: `tfos-orders` carries out orders; `tfos-restore` fills a restarted server; the main thread
-reports and waits for the end.
+Threads: `tfos-orders` carries out orders; the main thread reports and waits for the end, also while
+another one fills a restarted server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import logging
 import queue
 import socket
-import threading
 import time
 
 import msgspec
@@ -34,7 +33,7 @@ from tfos.node.spec import ChildSpec
 
 PROGRESS_S = 1.0
 _STOP_LOOK_S = 0.1
-"""How often a server that restores, or waits to know whether it does, checks for a stop."""
+"""How often a server that waits to know whether it restores checks for a stop."""
 CLOSE_TIMEOUT_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class ServerProcess:
             # Before it is filled: it must know who is fenced when it serves, and may have to stop.
             start_order_thread(self._link, self._carry_out)
             if (self._spec.restart or self._spec.attempt) and self._has_begun():
-                self._restore_beside()
+                self._server.restore_beside(self._restore)
             elif not self._server.wait_stopped(0.0):
                 self._server.start()
                 self._tell_address()
@@ -109,23 +108,6 @@ class ServerProcess:
             with contextlib.suppress(queue.Empty):
                 return self._begun.get(timeout=_STOP_LOOK_S)
         return False
-
-    def _restore_beside(self) -> None:
-        """Restore on another thread, and return when that is done or the server is to stop."""
-        failures: list[BaseException] = []
-
-        def restore() -> None:
-            try:
-                self._restore()
-            except BaseException as error:  # noqa: BLE001 - raised on the main thread
-                failures.append(error)
-
-        restoring = threading.Thread(target=restore, name="tfos-restore", daemon=True)
-        restoring.start()
-        while restoring.is_alive() and not self._server.wait_stopped(0.0):
-            restoring.join(_STOP_LOOK_S)
-        if failures and not self._server.wait_stopped(0.0):
-            raise failures[0]
 
     def _restore(self) -> None:
         """Listen, and restore this run's last checkpoint; another run's checkpoint does not count.

@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -76,6 +77,22 @@ def test_processes_of_one_job_share_it(tmp_path, storage):
     assert found(tmp_path) == driver._me
     driver.release()
     assert found(tmp_path) is None
+
+
+@pytest.mark.fault("F15")
+def test_a_lease_that_no_thread_renews_is_held_and_given_back(tmp_path, storage, monkeypatch):
+    """Python 3.12 starts none while the interpreter exits."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lease = Lease(storage, "job")
+    assert lease.take()
+    with lease.held(), pytest.raises(CheckpointError, match="used by job 'job'"):
+        Lease(storage, "other").take()
+    lease.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.fault("F43")

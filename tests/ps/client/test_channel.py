@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import random
 import threading
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from ps.checkpoint.choice import latest
-from ps.client import channel
+from ps.client import channel, retry, server_group
 from ps.client.channel_stats import LinkStats
 from ps.client.client import PSClient
 from ps.errors import (
@@ -30,7 +32,7 @@ from ps.errors import (
 from ps.manifest.manifest import Hyper
 from ps.protocol.messages import MAX_WAIT_S, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.client.connection import Connection, PendingCall, connect
+from rpc.client.connection import Connection, PendingCall, connect, wait_any
 from rpc.endpoint import Endpoint
 from rpc.transport.memfd import cannot_share
 from tests.support.channel_proxy import Fault
@@ -274,6 +276,75 @@ def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pyte
         ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "inproc"])
+def test_a_client_asks_again_after_an_interrupt_just_behind_its_request(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody takes that answer: it may not keep the connection for ever."""
+
+    def interrupt(_pending: Any, _timeout_s: float) -> Any:
+        raise KeyboardInterrupt
+
+    with cluster(transport) as bed:
+        client = bed.client()
+        client.describe()
+        with monkeypatch.context() as patched:
+            patched.setattr(retry, "wait_any", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.describe()
+        (outcome,) = run_all(client.describe)
+        assert isinstance(outcome, list), outcome
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_an_interrupted_push_to_servers_of_this_process_gets_its_answers(
+    num_servers: int, place: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A notebook's model with tables trains on after Ctrl-C, each gradient once."""
+    manifest = make_manifest(1000, rule=ADD, consistency="sync")
+    with cluster("inproc", num_servers=num_servers) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        advance, num_calls = PendingCall.advance, itertools.count()
+
+        def interrupted(pending: PendingCall) -> bool:
+            if next(num_calls) == place:
+                raise KeyboardInterrupt
+            return advance(pending)
+
+        def push() -> Ack:
+            return client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PendingCall, "advance", interrupted)
+            with contextlib.suppress(KeyboardInterrupt):  # a fast answer needs fewer calls
+                push()
+        (outcome,) = run_all(push)
+        assert isinstance(outcome, Ack), outcome
+        assert set(bed.pulled(client)["trainable"]) == {np.float32(2)}
+
+
+def test_an_interrupted_push_without_an_answer_is_the_last_one_in_this_process_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The server waits for another worker, and says so when the time of the interrupt is over."""
+    manifest = make_manifest(1000, rule=ADD, consistency="sync")
+    monkeypatch.setattr(server_group, "INTERRUPT_S", 0.2)
+    with cluster("inproc", num_workers=2) as bed:
+        client, _ = bed.workers(manifest, filled(manifest))
+        client.timeout_s = 1.0
+
+        def interrupt(_pending: Any, _timeout_s: float) -> Any:
+            monkeypatch.setattr(retry, "wait_any", wait_any)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(retry, "wait_any", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+        with pytest.raises(ServerPhaseError, match="whether it was applied is unknown"):
+            client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
 
 
 @pytest.mark.fault("F07")

@@ -13,9 +13,12 @@ import keras
 import numpy as np
 import pytest
 
+from ps.client import server_group
+from ps.client.retry import exchange
 from ps.errors import IdError, NonFiniteGradient
 from ps.manifest.manifest import Hyper
 from ps.manifest.table_spec import Admission
+from ps.protocol import messages
 from ps.tables.eviction import TtlClock
 from tests.support.keras_training import feed_epochs, serving
 from tests.system.keras.test_embedding import BATCH, DIM, FromTheMiddle, data, make_model
@@ -231,6 +234,29 @@ def test_a_kept_error_of_a_step_keeps_no_permit_and_the_next_fit_trains(mode, ki
         model.fit(x, y, batch_size=BATCH, verbose=0)
         assert cluster.pushes == 2 + 6
         del kept
+
+
+@pytest.mark.fault("F15")
+def test_a_model_without_a_cluster_trains_on_after_an_interrupted_push(monkeypatch):
+    x, y = data(4 * BATCH)
+    model = user_model()
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    pushed: list[str] = []
+
+    def interrupted(calls: Any, times: Any) -> Any:
+        if isinstance(calls[0].request, messages.Push):
+            pushed.append("")
+            if len(pushed) == 2:
+                raise KeyboardInterrupt
+        return exchange(calls, times)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server_group, "exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert len(pushed) == 3  # the second one was asked for again
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert model.optimizer.iterations == 4 + 2 + 4
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -113,7 +113,7 @@ class Child:
         for client in self._clients:
             client.close()
         self.link.close()
-        names = {"tfos-orders", "tfos-restore"}
+        names = {"tfos-orders", "ps-restore"}
         wait_until(lambda: not names & {each.name for each in threading.enumerate()}, "the end")
         self._socket.close()
 

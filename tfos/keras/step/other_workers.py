@@ -53,8 +53,9 @@ class OtherWorkers:
     def leave(self) -> None:
         """Let the others go on without this worker until it trains again."""
         if self._membership is Membership.MEMBER:
-            self._client.leave()
+            # First: an interrupt may come behind the call, and a member may join once more.
             self._membership = Membership.LEFT
+            self._client.leave()
 
     def rendezvous(self, key: str, value: bytes) -> dict[int, bytes]:
         """Exchange small values with all workers that are not done; return them by rank.

@@ -65,6 +65,25 @@ def test_a_worker_whose_return_failed_returns_at_the_next_step(monkeypatch: pyte
     assert servers.asked == ["leave", "join"]
 
 
+def test_a_worker_that_was_interrupted_as_it_left_returns_at_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The servers may know that it has left: they would refuse its next push."""
+    servers = Servers()
+    workers = others(servers)
+    workers.attached()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(servers, "leave", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers.leave()
+    workers.join()
+    assert servers.asked == ["join"]
+
+
 def test_a_lone_worker_has_its_own_value_without_asking():
     servers = Servers()
     assert others(servers, num_workers=1).rendezvous("key", b"own") == {1: b"own"}
