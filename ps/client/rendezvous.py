@@ -114,7 +114,7 @@ class RendezvousClient:
         deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
         while True:
             self._set_notes_again()
-            left_s = deadline_s - time.monotonic()
+            left_s = max(0.0, deadline_s - time.monotonic())
             is_last = left_s < 2 * PROBE_PERIOD_S
             call = OutgoingCall(
                 self._servers.links[0],

@@ -604,6 +604,14 @@ def test_rendezvous_times_out_naming_the_missing():
             client.rendezvous("epoch-3", b"", timeout_s=1.0)
 
 
+def test_a_rendezvous_whose_time_is_over_before_it_is_sent_times_out():
+    with cluster(num_workers=2) as bed:
+        client = bed.client(0)
+        client.describe()
+        with pytest.raises(RequestTimeout, match=r"ps:0 at .* within"):
+            client.rendezvous("k", b"x", timeout_s=1e-9)
+
+
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(bad: float):
