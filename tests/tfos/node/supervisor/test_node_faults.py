@@ -154,7 +154,7 @@ def ending(*, lease_s: float = LEASE_S) -> Any:
     node._has_failed_itself = node._is_stopped = False
     node._child, node._is_done, node._lease_s = None, False, lease_s
     node._restarts = SimpleNamespace(take=lambda: None, explain=lambda failed: failed)
-    node._last_feeds = lambda: {}
+    node._last_feeds = dict
     node._update_heartbeat_state = lambda **_: None
     node._reporter = SimpleNamespace(
         report=lambda _: None, last_contact_s=time.monotonic() - SILENT_S
