@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -604,22 +604,14 @@ def test_rendezvous_times_out_naming_the_missing():
             client.rendezvous("epoch-3", b"", timeout_s=1.0)
 
 
-def test_a_rendezvous_whose_time_is_over_before_it_is_sent_times_out(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """A server refuses a request that waits for less than no time as a wrong setting."""
+@pytest.mark.parametrize("timeout_s", [1e-9, -1.0])
+def test_a_rendezvous_whose_time_is_over_before_it_is_sent_names_the_missing(timeout_s: float):
+    """As after a turn that ps:0 restored in, or that the process stood still in."""
     with cluster(num_workers=2) as bed:
         client = bed.client(0)
-        send, left = client._servers.send, []
-
-        def noted(calls: Any, *, timeout_s: float) -> Any:
-            left.append(timeout_s)
-            return send(calls, timeout_s=timeout_s)
-
-        monkeypatch.setattr(client._servers, "send", noted)
-        with pytest.raises(RequestTimeout, match=r"ps:0 at .* within"):
-            client.rendezvous("k", b"x", timeout_s=1e-9)
-        assert left == [0.0]
+        client.describe()  # connects, which a busy machine takes longer for
+        with pytest.raises(RequestTimeout, match="'k' still waits for worker 1"):
+            client.rendezvous("k", b"x", timeout_s=timeout_s)
 
 
 @pytest.mark.fault("F48")
