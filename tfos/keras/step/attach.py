@@ -39,7 +39,7 @@ def limit_s(client: Any) -> float:
     Args:
         client: the process's PSClient.
     """
-    return ATTACH_TIMEOUT_S - READY_TIMEOUT_S + float(client.restore_s)
+    return ATTACH_TIMEOUT_S + max(0.0, float(client.restore_s) - READY_TIMEOUT_S)
 
 
 def attach(
