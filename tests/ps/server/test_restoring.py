@@ -229,6 +229,7 @@ def test_a_server_listens_before_it_has_read_its_checkpoint(
     at: tuple[Any, str],
 ):
     restored = held(at)
+    assert bed.servers[0].phase == "RESTORING"
     client = bed.client(reconnect_s=0.5)
     assert client.describe()[0].phase == "RESTORING"
     client._adopt(MANIFEST)
