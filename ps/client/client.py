@@ -175,6 +175,11 @@ class PSClient:
         return (self._dense.num_rounds + num_joining) * self._servers.times.longest_s
 
     @property
+    def restore_s(self) -> float:
+        """Seconds for which servers that restore are waited for."""
+        return self._servers.times.restore_s
+
+    @property
     def num_servers(self) -> int:
         """Servers of the cluster."""
         return len(self._servers.links)

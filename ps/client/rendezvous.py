@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from ps.client.channel import OutgoingCall
+from ps.client.channel import OutgoingCall, check_is_number
 from ps.client.metadata import MetadataClient
 from ps.client.retry import check_reached
 from ps.client.server_group import PROBE_PERIOD_S, PROBE_TIMEOUT_S, ServerGroup
@@ -56,8 +56,9 @@ class RendezvousClient:
         Args:
             key: name of the rendezvous.
             value: at most 1 MiB.
-            timeout_s: seconds until RequestTimeout.
+            timeout_s: seconds until RequestTimeout; less than PROBE_TIMEOUT_S counts as that.
         """
+        check_is_number(timeout_s)
         uses = self._uses.get(key, 0)
         # A key may end like a count: with its own # doubled, no two uses have one name.
         escaped = key.replace("#", "##")
@@ -114,7 +115,8 @@ class RendezvousClient:
         deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
         while True:
             self._set_notes_again()
-            left_s = deadline_s - time.monotonic()
+            # Never less: else the answer, which names who is missing, comes too late.
+            left_s = max(PROBE_TIMEOUT_S, deadline_s - time.monotonic())
             is_last = left_s < 2 * PROBE_PERIOD_S
             call = OutgoingCall(
                 self._servers.links[0],

@@ -195,7 +195,7 @@ def _drive(
         times: times of the exchange.
     """
     look_s = begun_s + LOOK_S
-    deadline = Deadline(begun_s)
+    deadline = Deadline(begun_s, begun_s)
     try:
         while waiting := [call for call in calls if call.is_open]:
             if time.monotonic() >= look_s:

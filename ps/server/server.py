@@ -157,7 +157,8 @@ class PSServer:
         """Let clients in, and fill the shard from a checkpoint while they wait.
 
         To read and check its files, and to compile where no kernels are kept, takes longer than
-        clients try to reach a server. What its manifests tell is found before.
+        clients try to reach a server. What its manifests tell is found before by a server that may
+        take an older one's place. Any other listens first: a file system may be away for minutes.
 
         Args:
             directory: a path or URL that `open_storage` opens.
@@ -174,11 +175,13 @@ class PSServer:
                 another process took this server's place meanwhile.
         """
         storage = self._open_storage(directory)
-        newest = check_restorable(storage, step, like)
+        newest = check_restorable(storage, step, like) if self._watch is not None else None
         self._service.life.begin_restore()
         self.start()
         listening()
         try:
+            if newest is None:
+                newest = check_restorable(storage, step, like)
             taken = self._fill(storage, step, like)
         except BaseException:
             # Silently, like a killed process: clients that wait may find another server.

@@ -11,6 +11,7 @@ request to the end or read the reply that is there. That is not the peer's silen
 
 from __future__ import annotations
 
+import math
 import time
 
 LATE_S = 0.01
@@ -21,21 +22,25 @@ class Deadline:
     """When a wait ends: at `at_s`, or later if the first look behind that came late.
 
     Args:
+        begun_s: when the wait began (monotonic).
         at_s: monotonic seconds; may be moved.
     """
 
-    def __init__(self, at_s: float) -> None:
+    def __init__(self, begun_s: float, at_s: float) -> None:
+        self._begun_s = begun_s
         self.at_s = at_s
-        self._prolonged_s = 0.0
+        self._prolonged_to_s = -math.inf
 
     def left_s(self) -> float:
         """Return the seconds left; 0 or less: the time is over.
 
-        The first look that is late by more than LATE_S adds as much time from now on as it was
-        late. It is the only one, so a wait ends however often a process stands still.
+        The first look that is late by more than LATE_S gives as much time from now on as it was
+        late, and at most what the wait had: a host may have been suspended for hours. It is the
+        only one, so a wait ends however often a process stands still.
         """
-        left_s = self.at_s + self._prolonged_s - time.monotonic()
-        if left_s < -LATE_S and not self._prolonged_s:
-            self._prolonged_s = -2.0 * left_s
-            return -left_s
+        now_s = time.monotonic()
+        left_s = max(self.at_s, self._prolonged_to_s) - now_s
+        if left_s < -LATE_S and self._prolonged_to_s == -math.inf:
+            left_s = min(-left_s, self.at_s - self._begun_s)
+            self._prolonged_to_s = now_s + left_s
         return left_s

@@ -144,7 +144,8 @@ class PendingCall(Exchange):
             RpcError: as Connection.call; a passed deadline closes the connection.
         """
         if not self.settled:
-            deadline = Deadline(time.monotonic() + timeout_s)
+            begun_s = time.monotonic()
+            deadline = Deadline(begun_s, begun_s + timeout_s)
             drive_one(self, timeout_s)
             while not self.done() and (left_s := deadline.left_s()) > 0:
                 drive_one(self, left_s)

@@ -18,6 +18,7 @@ them on (van de Geijn 1991).
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -172,7 +173,8 @@ class RankGroup:
         if self._broken is not None:
             raise self._broken
         _check_timeout(timeout_s)
-        self._timeout_s, self._deadline_s = timeout_s, time.monotonic() + timeout_s
+        limit_s = min(timeout_s, threading.TIMEOUT_MAX)
+        self._timeout_s, self._deadline_s = timeout_s, time.monotonic() + limit_s
         call = CollectiveCall(self._number, text)
         self._number += 1
         try:

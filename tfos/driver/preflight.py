@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -366,7 +367,7 @@ def check_no_feed(feed_timeout: object, qname: object) -> None:
 
 
 def check_timeout(name: str, value: object) -> float:
-    """Return a positive number of seconds.
+    """Return a positive number of seconds; the most that a lock takes for a larger one.
 
     Args:
         name: the argument's name, for messages.
@@ -376,4 +377,4 @@ def check_timeout(name: str, value: object) -> float:
         raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")
     if math.isinf(value):
         raise SettingsError(f"{name} must be finite: every wait has a deadline.")
-    return float(value)
+    return min(float(value), threading.TIMEOUT_MAX)

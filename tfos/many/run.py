@@ -161,8 +161,10 @@ class MapRun:
 
         Args:
             is_enough: checked at each change, under the run's lock; None: wait for the end.
-            timeout_s: seconds to wait; None: no limit.
+            timeout_s: seconds to wait; None or infinity: no limit; NaN: as 0.
         """
+        if timeout_s is not None:
+            timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._is_over or (is_enough is not None and is_enough()), timeout_s

@@ -36,7 +36,7 @@ from tfos.errors import SettingsError
 from tfos.reading.protocols import ReadingContext
 
 RENDEZVOUS_TIMEOUT_S = 600.0
-"""Seconds for the slowest worker to list its files."""
+"""Seconds for the slowest worker to list its files, after the chief has restored the servers."""
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,100}")
 _MAX_LISTED_BYTES = 512 << 10
 
@@ -114,7 +114,8 @@ def _all_meet(ctx: ReadingContext, client: Any, name: str, files: tuple[SourceFi
     """
     own = _Arrival(uuid.uuid4().hex, summed_up(files))
     key = _key(name, "arrivals")
-    answers = client.rendezvous(key, msgspec.msgpack.encode(own), timeout_s=RENDEZVOUS_TIMEOUT_S)
+    limit_s = RENDEZVOUS_TIMEOUT_S + client.restore_s
+    answers = client.rendezvous(key, msgspec.msgpack.encode(own), timeout_s=limit_s)
     told = {rank: msgspec.msgpack.decode(each, type=_Arrival) for rank, each in answers.items()}
     if differs := difference(files, ctx.rank, {rank: each.files for rank, each in told.items()}):
         raise SettingsError(

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tfos.worker.saver import ChiefSaver
 
 RESTART_S = 50.0
-"""Seconds until a restarted server has found a checkpoint and listens, below the client's timeout.
-Then it reports itself that it restores. One that does not restart ends the cluster earlier."""
+"""Seconds until a restarted server listens, below the client's timeout. Then it reports itself that
+it restores. One that does not restart ends the cluster earlier."""
 
 _logger = logging.getLogger(__name__)
 

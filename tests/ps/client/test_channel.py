@@ -126,6 +126,8 @@ def test_a_call_takes_no_nan_for_a_time(tmp_path: Path):
             client.attach(timeout_s=math.nan)
         with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
             client.save(tmp_path, 1, timeout_s=math.nan)
+        with pytest.raises(PSSettingsError, match="number of seconds, got nan"):
+            client.rendezvous("k", b"", timeout_s=math.nan)
 
 
 def test_refusals_are_counted_as_answers():

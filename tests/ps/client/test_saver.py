@@ -288,11 +288,10 @@ def test_a_restore_outlives_the_removal_of_what_it_reads(
         with PSServer(bed.servers[0].settings, bed.credentials) as server:
             server.bind_inproc("restored")
             assert server.start_restoring(tmp_path) == 2
-        with (
-            PSServer(bed.servers[0].settings, bed.credentials) as server,
-            pytest.raises(CheckpointError, match="newest complete step is 2"),
-        ):
-            server.start_restoring(tmp_path, step=1)
+        with PSServer(bed.servers[0].settings, bed.credentials) as server:
+            server.bind_inproc("removed")
+            with pytest.raises(CheckpointError, match="newest complete step is 2"):
+                server.start_restoring(tmp_path, step=1)
 
 
 # ---- deltas ----

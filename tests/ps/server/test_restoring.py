@@ -15,15 +15,17 @@ import pytest
 
 from ps.checkpoint import choice, restore
 from ps.checkpoint.choice import RestoreOptions
+from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.format import Checkpoint, step_name
 from ps.checkpoint.score import Score
-from ps.checkpoint.storage import Storage
+from ps.checkpoint.storage import Storage, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions
 from ps.errors import CheckpointError, PSError, RequestTimeout, ServerGone, TableFull
 from ps.manifest.manifest import Adam, Hyper
 from ps.server import handlers, lifecycle
+from ps.server import server as server_module
 from ps.server.handlers import Service
 from ps.server.save_restore import restore_into
 from ps.server.server import PSServer
@@ -78,6 +80,7 @@ def test_a_server_restarted_without_any_kernel_is_waited_for_while_it_compiles(
             new.close()
 
 
+BEFORE_MANIFESTS = (server_module, "check_restorable")
 BEFORE_KERNELS = (Service, "_new_dense")
 BEFORE_FILES = (handlers, "restore_into")
 
@@ -218,10 +221,15 @@ def test_requests_wait_for_a_server_that_restores_longer_than_their_deadline(
 
 @pytest.mark.socket
 @pytest.mark.fault("F08")
-def test_a_server_listens_before_it_has_read_the_files_of_its_checkpoint(
-    bed: Cluster, held: Callable[..., HeldRestore], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", [BEFORE_MANIFESTS, BEFORE_FILES], ids=["manifests", "files"])
+def test_a_server_listens_before_it_has_read_its_checkpoint(
+    bed: Cluster,
+    held: Callable[..., HeldRestore],
+    monkeypatch: pytest.MonkeyPatch,
+    at: tuple[Any, str],
 ):
-    restored = held(BEFORE_FILES)
+    restored = held(at)
+    assert bed.servers[0].phase == "RESTORING"
     client = bed.client(reconnect_s=0.5)
     assert client.describe()[0].phase == "RESTORING"
     client._adopt(MANIFEST)
@@ -243,10 +251,12 @@ def damage(root: Path, step: int) -> None:
     path.write_bytes(data)
 
 
-def start(bed: Cluster, root: Path, **options: Any) -> tuple[Any, bool]:
+def start(bed: Cluster, root: Path, *, by_hand: bool = False, **options: Any) -> tuple[Any, bool]:
     """Start a server that restores; returns the step or the error, and whether it had listened."""
     listened: list[bool] = []
-    with PSServer(bed.servers[0].settings, bed.credentials) as server:
+    cluster_id, storage = bed.credentials.cluster_id, storage_at(root)
+    guard = GenerationFence(storage, cluster_id, 0) if by_hand else None
+    with PSServer(bed.servers[0].settings, bed.credentials, guard=guard) as server:
         server.bind_tcp("127.0.0.1")
 
         def listening() -> None:
@@ -291,18 +301,18 @@ def test_what_the_manifests_tell_is_found_before_a_server_takes_an_older_ones_pl
     other = with_tables(table(), size=900, rule=ADD)
     bed.workers(other, filled(other))
     bed.clients[0].save(tmp_path, 1)
-    error, has_listened = start(bed, tmp_path, manifest=MANIFEST)
+    error, has_listened = start(bed, tmp_path, by_hand=True, manifest=MANIFEST)
     assert not has_listened
     assert "the checkpoint is of another model" in str(error)
-    error, has_listened = start(bed, tmp_path, job="another")
+    error, has_listened = start(bed, tmp_path, by_hand=True, job="another")
     assert not has_listened
     assert "no complete checkpoint in" in str(error)
     (tmp_path / step_name(7)).mkdir()
     caplog.clear()
-    assert start(bed, tmp_path) == (1, True)
+    assert start(bed, tmp_path, by_hand=True) == (1, True)
     texts = [each.getMessage() for each in caplog.records]
     assert sum(each.startswith("checkpoint step 7 in") for each in texts) == 1
-    error, has_listened = start(bed, tmp_path, strict=True)
+    error, has_listened = start(bed, tmp_path, by_hand=True, strict=True)
     assert not has_listened
     assert "step 7 has no readable manifest" in str(error)
 

@@ -610,6 +610,16 @@ def test_rendezvous_times_out_naming_the_missing():
             client.rendezvous("epoch-3", b"", timeout_s=1.0)
 
 
+@pytest.mark.parametrize("timeout_s", [1e-9, -1.0])
+def test_a_rendezvous_whose_time_is_over_before_it_is_sent_names_the_missing(timeout_s: float):
+    """As after a turn that ps:0 restored in, or that the process stood still in."""
+    with cluster(num_workers=2) as bed:
+        client = bed.client(0)
+        client.describe()  # connects, which a busy machine takes longer for
+        with pytest.raises(RequestTimeout, match="'k' still waits for worker 1"):
+            client.rendezvous("k", b"x", timeout_s=timeout_s)
+
+
 @pytest.mark.fault("F48")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_async_refuses_a_nonfinite_gradient_and_leaves_its_bucket(bad: float):

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_look_in_time_ends_at_the_deadline(clock):
-    ends = Deadline(5.0)
+    ends = Deadline(0.0, 5.0)
     assert ends.left_s() == 5.0
     clock.now_s = 5.0 + LATE_S / 2
     assert ends.left_s() < 0
@@ -33,14 +33,26 @@ def test_a_look_in_time_ends_at_the_deadline(clock):
 
 
 def test_a_late_look_gives_as_much_time_as_it_was_late_and_only_once(clock):
-    ends = Deadline(5.0)
+    ends = Deadline(0.0, 5.0)
     clock.now_s = 6.5
     assert ends.left_s() == 1.5
     clock.now_s = 7.0
     assert ends.left_s() == 1.0
-    ends.at_s = 6.0  # the peer said that it needs longer
+    ends.at_s = 9.0  # the peer said that it needs longer
     assert ends.left_s() == 2.0
     clock.now_s = 60.0
+    assert ends.left_s() < 0
+
+
+def test_a_host_that_was_suspended_for_an_hour_waits_no_longer_than_it_had_wanted(clock):
+    ends = Deadline(0.0, 5.0)
+    clock.now_s = 3600.0
+    assert ends.left_s() == 5.0
+    ends.at_s = 3603.0  # the peer said that it needs longer
+    assert ends.left_s() == 5.0
+    clock.now_s = 3604.0
+    assert ends.left_s() == 1.0
+    clock.now_s = 3606.0
     assert ends.left_s() < 0
 
 

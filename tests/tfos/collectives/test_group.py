@@ -439,6 +439,14 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(start, timeout_s):
     group.barrier()
 
 
+def test_a_timeout_that_no_lock_takes_waits_all_the_same(start):
+    def calls(group: RankGroup) -> None:
+        for _ in range(20):
+            group.barrier(timeout_s=1e30)
+
+    assert start(3).run(calls) == [None] * 3
+
+
 def test_a_peer_that_is_not_reached_holds_a_call_up_no_longer_than_its_timeout(start, monkeypatch):
     asked = []
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -288,6 +289,11 @@ def test_unusable_epochs_are_refused(value):
 def test_unusable_timeouts_are_refused(value):
     with pytest.raises(SettingsError, match="feed_timeout must be"):
         preflight.check_timeout("feed_timeout", value)
+
+
+def test_a_timeout_that_no_lock_takes_is_cut():
+    assert preflight.check_timeout("feed_timeout", 1e30) == threading.TIMEOUT_MAX
+    assert preflight.check_timeout("feed_timeout", 2) == 2.0
 
 
 def test_a_limit_below_three_heartbeats_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import threading
 
 import pytest
@@ -129,6 +130,24 @@ def test_a_job_that_fails_is_started_again_and_its_items_too(beds):
     assert bed.trainings.wait(WAIT_S)
     first = bed.trainings.table()[0]
     assert (first.attempts, first.error) == (2, "slot 0: executor lost")
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e30])
+def test_a_wait_without_a_limit_may_be_written_as_a_number(beds, timeout_s):
+    asked = threading.Event()
+
+    def trains_once_asked(bed, slot, attempt):
+        assert asked.wait(WAIT_S)
+        return trains_all(bed, slot, attempt)
+
+    def is_enough() -> bool:
+        asked.set()
+        return False
+
+    bed = beds(trains_once_asked, num_slots=1)
+    assert not bed.run.wait(None, math.nan)
+    assert bed.run.wait(is_enough, timeout_s)
+    assert bed.run.is_over
 
 
 def test_jobs_that_always_fail_end_the_run(beds):

@@ -33,7 +33,12 @@ from ps.metadata import pushed
 from ps.server.rendezvous import Rendezvous
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tfos.errors import SettingsError
-from tfos.reading.resume import course_of, files_metadata, position_name
+from tfos.reading.resume import (
+    RENDEZVOUS_TIMEOUT_S,
+    course_of,
+    files_metadata,
+    position_name,
+)
 
 
 class Servers:
@@ -58,11 +63,13 @@ class Chief:
     is_chief = True
     rank = 0
     num_workers = 1
+    restore_s = 3600.0
 
     def __init__(self, servers: Servers | PSClient) -> None:
         self.metadata, self.set_metadata = servers.metadata, servers.set_metadata
         self._rendezvous = servers.rendezvous if isinstance(servers, Servers) else Rendezvous(1)
         self._uses: Counter[str] = Counter()
+        self.limits_s: dict[str, float] = {}
 
     def absolute_path(self, path: str) -> str:
         return path
@@ -71,6 +78,7 @@ class Chief:
         return self
 
     def rendezvous(self, key: str, value: bytes, *, timeout_s: float) -> Any:
+        self.limits_s[key] = timeout_s
         name = f"{key}#{self._uses[key]}"
         self._uses[key] += 1
         self._rendezvous.arrive(name, WorkerRank(0), value)
@@ -148,6 +156,12 @@ def test_a_run_does_not_go_on_with_another_choice_of_rows(tmp_path):
         servers.set_metadata(name, {**servers.metadata()[name], "choice": ""})
         own = stand(servers, tuple(other.files()), row=0)
         assert course_of(new_run(servers), "train", files, own).stops
+
+
+def test_the_others_wait_as_long_as_the_chief_may_restore_before_it_reads():
+    chief, files = new_run(Servers()), files_of(2)
+    course_of(chief, "train", files, stand(Servers(), files, row=0))
+    assert chief.limits_s["reading/train/arrivals"] == RENDEZVOUS_TIMEOUT_S + chief.restore_s
 
 
 def test_a_second_call_in_the_same_run_goes_on_where_the_rows_are_then():

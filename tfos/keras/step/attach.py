@@ -33,6 +33,15 @@ _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 
 
+def limit_s(client: Any) -> float:
+    """Return the seconds for the chief to fill the servers, which it may restore before.
+
+    Args:
+        client: the process's PSClient.
+    """
+    return ATTACH_TIMEOUT_S + max(0.0, float(client.restore_s) - READY_TIMEOUT_S)
+
+
 def attach(
     client: Any, model: Any, variables: Variables, settings: Settings, *, seeds: bool
 ) -> int | None:
@@ -54,17 +63,17 @@ def attach(
         PSError: as for PSClient.seed and PSClient.attach.
     """
     manifest = distributed_manifest(variables, model.optimizer, settings)
-    num_updates = None
+    num_updates, timeout_s = None, limit_s(client)
     if seeds:
         dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
         groups = (*variables.groups, *variables.frozen)
         manifest = as_served(manifest, client)
         values = {group.name: group.values() for group in groups}
-        num_updates = client.seed(manifest, values, timeout_s=ATTACH_TIMEOUT_S)
-    adopted = client.attach(timeout_s=ATTACH_TIMEOUT_S)
+        num_updates = client.seed(manifest, values, timeout_s=timeout_s)
+    adopted = client.attach(timeout_s=timeout_s)
     check_same(manifest, adopted)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
-    adopt_frozen(client, manifest, variables.frozen, timeout_s=ATTACH_TIMEOUT_S)
+    adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
     return num_updates
 
 

@@ -234,7 +234,7 @@ class PSTrainer:
             batches_per_push=optimizers.batches_per_update(self.optimizer),
         )
         self._attached = AttachedModel(found, step, tables, exchange)
-        self.pull(attach.ATTACH_TIMEOUT_S)  # all workers do so now, from the same servers
+        self.pull(attach.limit_s(client))  # all workers do so now, from the same servers
         # Others may push while the chief attaches; that is no reason to drop its first values.
         self._updates_found = self.clock if before is None else before
 

@@ -35,7 +35,11 @@ _REACH_DRIVER = (
     "let TFOS_SERVER_HOST and TFOS_SERVER_PORT, or spark.driver.host and spark.driver.bindAddress, "
     "name an address and port of the driver that this host reaches, or open the port"
 )
+_CALL_S = 5.0
+"""Seconds until an event or lines without an answer are sent again."""
 _RETRY_S = 0.5
+_LAST_LINES_S = 3.0
+"""Seconds for the last lines of output, however long the last events are offered."""
 _MOST_FAILURES_S = 10.0
 """How long the driver may fail to handle an event before this node gives up."""
 
@@ -149,9 +153,9 @@ class Reporter:
         with self._changed:
             self._finish_by_s = by_s
             self._changed.notify_all()
-        for thread in (self._thread, self._lines_thread):
+        for thread, most_s in ((self._thread, timeout_s), (self._lines_thread, _LAST_LINES_S)):
             if thread.ident is not None:
-                thread.join(max(0.0, by_s - time.monotonic()))
+                thread.join(max(0.0, min(most_s, by_s - time.monotonic())))
         if self._is_connected.is_set():
             self._client.close()
 
@@ -213,7 +217,7 @@ class Reporter:
                 self._try(self._beat)
             with self._changed:
                 if not are_sent:
-                    self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+                    self._pause()
                 elif not self._events and self._finish_by_s is None:
                     self._changed.wait(max(0.0, next_beat_s - time.monotonic()))
 
@@ -293,7 +297,7 @@ class Reporter:
         except ControlUnavailable:
             with self._changed:
                 self._output.lose(dropped + len(lines))
-                self._changed.wait_for(lambda: self._finish_by_s is not None, _RETRY_S)
+                self._pause()
         else:
             self._last_contact_s = time.monotonic()
 
@@ -319,7 +323,12 @@ class Reporter:
         if reply.fenced:
             self._post(Unwanted("the driver has given this attempt up, or a newer one replaced it"))
 
+    def _pause(self) -> None:
+        """Wait before another try, but begin the last ones at once; hold `_changed`."""
+        before = self._finish_by_s
+        self._changed.wait_for(lambda: self._finish_by_s is not before, _RETRY_S)
+
     def _timeout_s(self) -> float:
         if self._finish_by_s is None:
-            return 5.0
-        return max(0.1, self._finish_by_s - time.monotonic())
+            return _CALL_S
+        return max(0.1, min(_CALL_S, self._finish_by_s - time.monotonic()))

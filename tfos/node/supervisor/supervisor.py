@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from tfos.control.client import ControlClient
 
 LAST_REPORT_S = 3.0
-"""Seconds for the last events to reach the driver; part of the 10 s of an abort."""
+"""Seconds for the last events to reach the driver; part of the 10 s of an abort. What a child did
+by itself is reported as long as the lease lasts: nobody else knows it."""
 KILL_TIMEOUT_S = 4.0
 LAST_OUTPUT_S = 1.0
 UNWANTED_GRACE_S = 2.0
@@ -110,6 +111,8 @@ class Supervisor:
         """Why we killed the child ourselves, for its failure."""
         self._end_reason: str | None = None
         """Set once the node ends, for whatever reason."""
+        self._is_stopped = self._has_failed_itself = False
+        """Somebody has ordered the end of the node; its child has ended without that."""
 
     def run(self) -> None:
         """Run until the end, and always clean up."""
@@ -264,6 +267,7 @@ class Supervisor:
 
     def _stop(self, reason: str, grace_s: float, *, is_orderly: bool = False) -> None:
         """End the child in order, then the node; a second call may only shorten the grace."""
+        self._is_stopped = True
         if self._end_reason is None and self._raised is not None:
             # What it raised is reported once it has ended: the stop may follow from that.
             self._loop.advance_timer("exit", grace_s, self._kill_child)
@@ -409,6 +413,7 @@ class Supervisor:
         """Restart a killed server with growing delays; a server that raised would raise again."""
         delay_s = None if self._raised is not None else self._restarts.take()
         if delay_s is None:
+            self._has_failed_itself = True
             self._fail(self._restarts.explain(failed))
             return
         self._reporter.report(self._restarts.report(failed))
@@ -478,14 +483,21 @@ class Supervisor:
         procfs.reap_orphans(own=self._own_pids())
         if survivors:
             self._reporter.log((f"tfos: processes {survivors} survive SIGKILL",), 0)
-        silent_s = time.monotonic() - self._reporter.last_contact_s
-        self._reporter.finish(LAST_REPORT_S if silent_s < self._lease_s else 0.1)
+        self._reporter.finish(self._last_report_s())
         self._log.close()
         self._restarts.close()
         if self._rows_fd >= 0:
             os.close(self._rows_fd)
         self._workspace.remove()
         self._write_status(State.ENDED, self._end_reason or "")
+
+    def _last_report_s(self) -> float:
+        """Return for how many seconds the last events are offered to the driver."""
+        left_s = self._lease_s - (time.monotonic() - self._reporter.last_contact_s)
+        if left_s <= 0:
+            return 0.1
+        is_own = self._has_failed_itself and not self._is_stopped and left_s < math.inf
+        return max(LAST_REPORT_S, left_s) if is_own else LAST_REPORT_S
 
     def _own_pids(self) -> set[int]:
         return self._board.pids | ({self._child.pid} if self._child else set())

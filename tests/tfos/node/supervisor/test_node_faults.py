@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -31,7 +32,7 @@ from tfos.node import task as node_task
 from tfos.node.child_link import Raised
 from tfos.node.spec import NodeBundle
 from tfos.node.supervisor.event_loop import EventLoop
-from tfos.node.supervisor.supervisor import Supervisor
+from tfos.node.supervisor.supervisor import LAST_REPORT_S, Supervisor
 
 pytestmark = pytest.mark.process
 
@@ -114,6 +115,88 @@ def test_a_stop_ends_a_node_whose_process_has_raised_and_outlives_sigkill(monkey
     node._stop("worker:1 failed", 0.0)
     node._loop.run()
     assert [event.failure.message for event in told] == ["the cause"]
+
+
+@pytest.mark.fault("F03")
+def test_an_exception_arrives_although_the_driver_is_away_for_a_moment(bed, line, tmp_path):
+    """As one whose JVM collects garbage, or whose network fails over."""
+
+    def main_fun(args, ctx):
+        import pathlib
+        import time
+
+        while not pathlib.Path(args).exists():
+            time.sleep(0.02)
+        raise ValueError("the cause")
+
+    raises = tmp_path / "raises"
+    run = bed.start(by_line(bed.bundle("worker:0", main_fun, str(raises)), line))
+    bed.release("worker:0")
+    child = bed.heartbeat("worker:0", lambda beat: beat.phase == "main_fun").child_pid
+    line.freeze()
+    raises.touch()
+    eventually(lambda: exited(child), "the end of its process")
+    until_s = time.monotonic() + 1.5 * LAST_REPORT_S
+    eventually(lambda: time.monotonic() > until_s, "the time of an abort to be over")
+    line.thaw()
+    assert bed.failure("worker:0").message == "the cause"
+    run.wait()
+    bed.assert_nothing_left()
+
+
+LEASE_S, SILENT_S = 20.0, 5.0
+
+
+def ending(*, lease_s: float = LEASE_S) -> Any:
+    """A node whose driver answered some time ago, and whose child is not started again."""
+    node: Any = Supervisor.__new__(Supervisor)
+    node._loop, node._raised, node._end_reason = EventLoop(), None, None
+    node._has_failed_itself = node._is_stopped = False
+    node._child, node._is_done, node._lease_s = None, False, lease_s
+    node._restarts = SimpleNamespace(take=lambda: None, explain=lambda failed: failed)
+    node._last_feeds = dict
+    node._update_heartbeat_state = lambda **_: None
+    node._reporter = SimpleNamespace(
+        report=lambda _: None, last_contact_s=time.monotonic() - SILENT_S
+    )
+    return node
+
+
+FAILED = NodeFailure(NodeId("worker", 0), "h", 7)
+
+
+@pytest.mark.fault("F03")
+def test_what_a_child_did_by_itself_is_offered_until_the_lease_ends():
+    node = ending()
+    node._replace(SimpleNamespace(), FAILED)
+    assert node._last_report_s() == pytest.approx(LEASE_S - SILENT_S, abs=1.0)
+    node = ending(lease_s=SILENT_S + 1.0)
+    node._replace(SimpleNamespace(), FAILED)
+    assert node._last_report_s() == LAST_REPORT_S
+    node = ending(lease_s=SILENT_S - 1.0)
+    node._replace(SimpleNamespace(), FAILED)
+    assert node._last_report_s() == pytest.approx(0.1)
+
+
+@pytest.mark.fault("F03")
+def test_a_node_that_is_told_to_end_keeps_the_times_of_an_abort():
+    for lease_s in (LEASE_S, math.inf):
+        node = ending(lease_s=lease_s)
+        node._fail(FAILED)
+        assert node._last_report_s() == LAST_REPORT_S, "as one whose executor is lost"
+        node = ending(lease_s=lease_s)
+        node._stop("worker:1 failed", 0.0)
+        assert node._last_report_s() == LAST_REPORT_S
+    node = ending()
+    node._raised = Raised("ValueError", "the cause", "Traceback")
+    node._child = SimpleNamespace(exit=None)
+    node._failure = lambda *_: FAILED
+    node._stop("worker:1 failed", 0.0)
+    node._replace(SimpleNamespace(), FAILED)
+    assert node._last_report_s() == LAST_REPORT_S
+    node = ending(lease_s=math.inf)
+    node._replace(SimpleNamespace(), FAILED)
+    assert node._last_report_s() == LAST_REPORT_S, "no driver has ever answered"
 
 
 def segfault(args, ctx):

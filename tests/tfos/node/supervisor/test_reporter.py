@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -207,6 +208,39 @@ def test_an_event_whose_ack_is_lost_comes_again_under_its_number(monkeypatch):
             each.report(event)
     numbered = [(1, epoch), (2, epoch), (3, done)]
     assert driver.reports == [report for report in numbered for _ in range(2)]
+
+
+class DriverThatIsAway(PlayedDriver):
+    """Each report fails at once, until it is back."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.is_back = threading.Event()
+        self.tries: list[float] = []
+        self.reports: list[messages.Event] = []
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        self.tries.append(time.monotonic())
+        if not self.is_back.is_set():
+            raise ControlUnavailable("Report: UNAVAILABLE")
+        self.reports.append(event)
+
+
+@pytest.mark.fault("F03")
+def test_the_last_event_is_offered_in_turns_until_the_driver_is_back(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter._RETRY_S", 0.05)
+    driver = DriverThatIsAway()
+    each = reporter(lambda: driver, queue.SimpleQueue())
+    each.start()
+    driver.wait_beats()
+    each.report(messages.Done())
+    ending = threading.Thread(target=each.finish, args=(WAIT_S,), daemon=True)
+    ending.start()
+    wait_until(lambda: len(driver.tries) >= 8, "tries", WAIT_S)
+    assert driver.tries[7] - driver.tries[2] > 3 * 0.05, "each try is followed by a pause"
+    driver.is_back.set()
+    ending.join(WAIT_S)
+    assert driver.reports == [messages.Done()]
 
 
 class DriverThatCannotHandleEpochs(PlayedDriver):
