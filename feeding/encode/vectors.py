@@ -137,6 +137,8 @@ def _bools(out: Collector, values: Values, name: str) -> Array:
 def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Array]:
     _check_numbers(out, values, name)
     flat = np.array(list(itertools.chain.from_iterable(values)))
+    if flat.dtype.kind == "f" and _are_ints(out, values, name):  # numpy's uint64 beside others
+        flat = np.array(list(itertools.chain.from_iterable(values)), np.int64)
     if flat.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
     return flat.dtype.name, flat
@@ -154,19 +156,23 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             raise out.refuse(name, row, text)
         shape = found
     stacked = np.array(values)
-    if _has_large_ints(stacked):
-        _are_ints(out, [_items(value, stacked.ndim - 2) for value in values], name)
+    if stacked.size and _may_be_ints(stacked, _items(values[0], stacked.ndim - 2)[0]):
+        rows = [_items(value, stacked.ndim - 2) for value in values]
+        if _are_ints(out, rows, name):
+            stacked = np.array(values, np.int64)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 
 
-def _has_large_ints(stacked: Array) -> bool:
-    """Return whether ints may exceed int64; numpy takes them as uint64, floats or objects."""
+def _may_be_ints(stacked: Array, first: object) -> bool:
+    """Return whether numpy may have made uint64, floats or objects of ints; `first`: a number."""
     if stacked.dtype.kind == "O":
         return all(is_number(type(item)) for item in stacked.flat)
-    return stacked.dtype.kind in "uf" and bool(np.abs(stacked).max(initial=0) >= 2**63)
+    if stacked.dtype.kind == "u":
+        return bool(stacked.max() >= 2**63)
+    return stacked.dtype.kind == "f" and not isinstance(first, float | np.floating)
 
 
 def _items(value: Values, depth: int) -> Values:
