@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from tfos.config import ClusterConfig, InputMode, TensorBoardConfig
+from tfos.config import ClusterConfig, InputMode, TensorBoardConfig, config_of
 from tfos.driver import preflight, reservation
 from tfos.driver.page_calls import PageCalls
 from tfos.driver.ported_attributes import PortedAttributes
@@ -139,7 +139,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         metrics = (metrics_port, metrics_host)
         resources = RoleResources(ps_resources, worker_resources, placement)
         request = reservation.ReservationRequest(
-            nodes, input_mode, queues, board, config or ClusterConfig(), metrics, page, resources
+            nodes, input_mode, queues, board, config_of(config), metrics, page, resources
         )
         return cls._reserve(sc, request)
 
@@ -294,7 +294,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
     def inference(  # noqa: PLR0913 - TensorFlowOnSpark's arguments, and ours by keyword
         self,
-        dataRDD: RDD[Any] | DataFrame,
+        dataRDD: RDD[Any] | DataFrame | DStream[Any],
         feed_timeout: float = 600,
         qname: str = "input",
         *,
@@ -303,8 +303,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         output: str | StructType | None = None,
         model: str | None = None,
         batch_size: int | None = None,
-    ) -> RDD[Any] | DataFrame:
-        """Return main_fun's results, one per row, in order: an RDD of an RDD, or a DataFrame.
+    ) -> RDD[Any] | DataFrame | DStream[Any]:
+        """Return main_fun's results, one per row, in order, in a collection of the data's kind.
 
         Lazy: each action on the result feeds the rows. Run it in this thread, the one that called
         `reserve`, or a pyspark.InheritableThread of theirs: other threads have no credentials.
@@ -312,8 +312,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         compute: see tfos.predict_column.
 
         Args:
-            dataRDD: as for `train`, but no DStream. A DataFrame keeps its columns and gains the
-                result columns.
+            dataRDD: as for `train`. A DataFrame keeps its columns and gains the result columns.
+                Call it for a DStream before `ssc.start()`, in the same thread.
             feed_timeout: feeding fails if no worker takes a row for this many seconds.
             qname: name of the feed; like feed_timeout, only without `model`.
             columns: columns of a DataFrame that main_fun receives; None: all.

@@ -188,6 +188,9 @@ class TensorBoardConfig:
     def __post_init__(self) -> None:
         if not isinstance(_take_path(self, "log_dir"), str):
             raise SettingsError(f"log_dir must be a directory or a URL, got {self.log_dir!r}")
+        host: object = self.host
+        if not isinstance(host, str):
+            raise SettingsError(f"tensorboard_host must be a str such as '', got {host!r}")
 
 
 class InputMode(enum.IntEnum):
@@ -330,8 +333,11 @@ class ClusterConfig:
     def _check_files(self) -> None:
         """Refuse directories and inputs that not every node finds."""
         for name in ("save_on_interrupt", "output"):
-            if (place := _take_path(self, name)) is not None:
-                _check_directory(place, name)
+            if (place := _take_path(self, name)) is None:
+                continue
+            if not isinstance(place, str):
+                raise SettingsError(f"{name} must be a directory or a URL as a str, got {place!r}.")
+            _check_directory(place, name)
         inputs: object = self.inputs
         if not isinstance(inputs, tuple) or not all(
             isinstance(each, InputFiles) for each in inputs
@@ -363,6 +369,15 @@ class ClusterConfig:
                 "integrity='payload' and security='tls' authenticate every byte twice; "
                 "leave integrity at 'auto' with security='tls'."
             )
+
+
+def config_of(given: object) -> ClusterConfig:
+    """Return the `config` of a call; None: the defaults. Raises SettingsError for anything else."""
+    if given is None:
+        return ClusterConfig()
+    if not isinstance(given, ClusterConfig):
+        raise SettingsError(f"config must be a tfos.ClusterConfig or None, got {given!r}")
+    return given
 
 
 def chief_limit_s(plan: Checkpoints | None, least_s: float) -> float:

@@ -54,7 +54,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     Args:
         sc: SparkContext or SparkSession.
         input_dir: file, directory or pattern.
-        binary_features: names of bytes features that are binary in any case.
+        binary_features: names of bytes features that are binary in any case; or one name.
 
     Raises:
         DataError: no schema can be inferred.
@@ -70,7 +70,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     session = sc if hasattr(sc, "createDataFrame") else SparkSession(sc)
     register_data_sources(session)
     path = _complete(session, input_dir)
-    options = TFRecordOptions(paths=(path,), binary_features=frozenset(binary_features))
+    options = TFRecordOptions(paths=(path,), binary_features=_names(binary_features))
     schema = _with_doubles(infer(list_files(options), options))
     df = session.read.format("tfrecord").schema(schema).load(path)
     loadedDF[df] = path
@@ -114,7 +114,8 @@ def fromTFExample(
 
     Args:
         iter: serialized records, pairs that begin with one, or tf.train.Example objects.
-        binary_features: names of bytes features that become bytearrays; others become text.
+        binary_features: names of bytes features that become bytearrays, or one name; others become
+            text.
 
     Raises:
         DataError: a record is not a tf.Example, or text is not UTF-8.
@@ -123,10 +124,11 @@ def fromTFExample(
 
     from feeding.formats.tfrecord.infer import decode_example
 
+    binary = _names(binary_features)
     for item in iter:
         values = decode_example(_serialized(item))
         # Not by keywords: a feature may be called "cls".
-        yield Row(*values)(*(_value(name, each, binary_features) for name, each in values.items()))
+        yield Row(*values)(*(_value(name, each, binary) for name, each in values.items()))
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructType:
@@ -134,7 +136,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
     Args:
         example: a serialized record, a pair that begins with one, or a tf.train.Example.
-        binary_features: names of bytes features that are binary; others are string.
+        binary_features: names of bytes features that are binary, or one name; others are string.
 
     Raises:
         DataError: the record is not a tf.Example.
@@ -146,14 +148,19 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
     record = _serialized(example)
     found = survey([record])
     kinds = {"float32": types.DoubleType(), "int64": types.LongType(), "bytes": types.StringType()}
-    schema = types.StructType()
+    schema, binary = types.StructType(), _names(binary_features)
     for name in decode_example(record):
         kind: DataType = kinds[found[name].kind] if name in found else types.StringType()
-        if name in binary_features:
+        if name in binary:
             kind = types.BinaryType()
         is_array = name in found and found[name].most != 1
         schema.add(name, types.ArrayType(kind) if is_array else kind)
     return schema
+
+
+def _names(given: Sequence[str]) -> frozenset[str]:
+    """Return the names that a user gave as one or several; the letters of one are no names."""
+    return frozenset((given,) if isinstance(given, str) else given)
 
 
 def _complete(session: Any, path: str) -> str:
@@ -217,7 +224,7 @@ def _serialized(item: Any) -> bytes:
     return bytes(item)
 
 
-def _value(name: str, values: list[Any], binary_features: Sequence[str]) -> Any:
+def _value(name: str, values: list[Any], binary_features: frozenset[str]) -> Any:
     if values and isinstance(values[0], bytes):
         values = [_text(name, value, binary_features) for value in values]
     if len(values) > 1:
@@ -225,7 +232,7 @@ def _value(name: str, values: list[Any], binary_features: Sequence[str]) -> Any:
     return values[0] if values else None
 
 
-def _text(name: str, value: bytes, binary_features: Sequence[str]) -> str | bytearray:
+def _text(name: str, value: bytes, binary_features: frozenset[str]) -> str | bytearray:
     if name in binary_features:
         return bytearray(value)
     try:

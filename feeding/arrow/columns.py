@@ -13,7 +13,7 @@ lists of numbers and Spark's vectors a tensor or Ragged, lists of strings a Ragg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,23 +229,33 @@ def column_spec(column: StoredColumn, shape: tuple[int, ...] | None = None) -> C
     raise FeedSettingsError(f"column {column.name!r} {_REFUSED.format(type=column.type)}")
 
 
-def refuse_alike(column: StoredColumn, stored: Iterable[str], file: str) -> None:
-    """Refuse a list column whose parts in the file could belong to another column.
+def refuse_alike(columns: Iterable[StoredColumn], stored: Iterable[str], file: str) -> None:
+    """Refuse list columns whose parts in the file could belong to another column.
 
     Args:
-        column: the column that is read.
+        columns: the columns that are read.
         stored: names of all columns of the file.
         file: its path, for the error.
 
     Raises:
         DataError: the file has `a.b` beside the list `a`.
     """
-    name = column.name
-    other = next((each for each in stored if each.startswith(f"{name}.")), None)
-    if other is not None and column.has_rows_of_items:
-        raise DataError(
-            f"{file}: columns {name!r} and {other!r} cannot be distinguished; rename one"
-        )
+    lists = {column.name for column in columns if column.has_rows_of_items}
+    for other in stored:
+        before, dot, _ = other.rpartition(".")
+        if dot and (name := owner_of(before, lists)) is not None:
+            raise DataError(
+                f"{file}: columns {name!r} and {other!r} cannot be distinguished; rename one"
+            )
+
+
+def owner_of(path: str, columns: Container[str]) -> str | None:
+    """Return which of the columns a stored path is a part of, as `a.list.element` is of `a`."""
+    while path not in columns:
+        path, dot, _ = path.rpartition(".")
+        if not dot:
+            return None
+    return path
 
 
 def refuse_more(found: Iterable[str], names: Iterable[str], file: str, first: str) -> None:

@@ -20,6 +20,7 @@ from feeding.errors import RowError
 
 Values = Sequence[Any]
 ADVICE = "a column holds numbers, text, bytes, or arrays and lists of numbers; fill or drop others"
+NO_MASK = "a masked array's mask is not sent: give its filled() values, and its mask as more values"
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ _EXACT: dict[type, str] = {
     list: "list",
     tuple: "tuple",
     dict: "dict",
+    np.ma.MaskedArray: "other",
     np.ndarray: "array",
     type(None): "None",
 }

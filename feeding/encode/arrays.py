@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feeding.columnar.builder import ADVICE, Collector
+from feeding.columnar.builder import ADVICE, NO_MASK, Collector
 from feeding.columnar.chunk import MAX_ROWS, Array, Chunk
 from feeding.columnar.schema import DTYPES, WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.encode.packer import Packer
@@ -43,10 +43,14 @@ def columns_of(results: Any) -> Columns | None:
 
     Raises:
         ResultCountError: the arrays of a dict have different lengths.
-        ResultTypeError: a value of a dict is no array with rows.
+        ResultTypeError: a value of a dict is no array with rows, or an array is masked.
     """
     named = isinstance(results, Mapping)
     arrays = {str(k): v for k, v in results.items()} if named else {WHOLE_ROW: results}
+    masked = [k for k, v in arrays.items() if isinstance(v, np.ma.MaskedArray)]
+    if masked:
+        where = f" in {masked[0]!r}" if named else ""
+        raise ResultTypeError(f"batch_results got a masked array{where}: {NO_MASK}")
     found = {k: np.asarray(v) for k, v in arrays.items() if hasattr(v, "__array__")}
     odd = [name for name in arrays if name not in found or not found[name].ndim]
     if named and odd:

@@ -7,6 +7,7 @@ Threads: one per packer; pure.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
@@ -16,8 +17,10 @@ import numpy as np
 
 from feeding.columnar.builder import Collector
 from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
+from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
+from feeding.encode.refilled import is_refilled
 from feeding.encode.values import encode_values
 from feeding.errors import ChunkError, RowError
 
@@ -98,8 +101,17 @@ class Packer:
 
     def _convert(self, rows: Iterator[Any]) -> Iterator[Chunk]:
         taken = list(itertools.islice(rows, 1))
-        num_rows = self._rows_per_chunk(self._pack(taken)) if taken else 0
-        taken += self._taken(rows, max(0, num_rows - 1))
+        if not taken:
+            return
+        alone = self._pack(taken)
+        num_rows = self._rows_per_chunk(alone)
+        second = list(itertools.islice(rows, 1))
+        rows = itertools.chain(second, rows)
+        if any(is_refilled(taken[0], row) for row in second):
+            # The first row's values are in its chunk alone.
+            taken, rows = rows_of(alone), map(copy.deepcopy, rows)
+        taken += self._taken(rows, num_rows - 1)
+        del alone, second
         while taken:
             self.rows_read += len(taken)
             for chunk in self._split(taken):

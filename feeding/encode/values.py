@@ -23,10 +23,12 @@ import numpy as np
 
 from feeding.columnar.builder import (
     ADVICE,
+    NO_MASK,
     Collector,
     Values,
     category_of,
     describe,
+    dtype_name,
     is_number,
     offsets_of,
 )
@@ -93,7 +95,8 @@ def _common_category(out: Collector, values: Values, name: str) -> str:
         return "float"
     for row, value in enumerate(values):
         if category_of(type(value)) in ("None", "other"):
-            raise out.refuse(name, row, f"{describe(value)}; {ADVICE}")
+            advice = NO_MASK if isinstance(value, np.ma.MaskedArray) else ADVICE
+            raise out.refuse(name, row, f"{describe(value)}; {advice}")
     expected = category_of(type(values[0]))
     odd = next(i for i, value in enumerate(values) if category_of(type(value)) != expected)
     raise out.refuse(
@@ -140,8 +143,9 @@ def _encode_text(out: Collector, category: str, values: Values, name: str) -> No
 def _encode_arrays(out: Collector, values: Values, name: str) -> None:
     arrays = [value if isinstance(value, np.ndarray) else value.toArray() for value in values]
     first = arrays[0]
+    wanted = dtype_name(first.dtype)  # the same in both byte orders
     for row, array in enumerate(arrays):
-        if array.dtype != first.dtype or array.dtype.name not in DTYPES:
+        if dtype_name(array.dtype) != wanted or wanted not in DTYPES:
             before = "" if row == 0 else f", but earlier rows have {first.dtype}"
             raise out.refuse(name, row, f"array of {array.dtype}{before}; {ADVICE}")
     dtype = first.dtype.newbyteorder("=")

@@ -339,10 +339,8 @@ def _works(
 ) -> list[Work]:
     """Return every worker's work."""
     if not any(_is_begun(place, epoch) for stop in stops for place in stop):
-        return [
-            work_of(files, worker, num_workers, seed=seed, epoch=epoch)
-            for worker in range(num_workers)
-        ]
+        found = splits.shares(files, num_workers, seed=seed, epoch=epoch)
+        return [(WorkerPart(tuple(mine)),) if mine else () for mine in found]
     *before, last = stops
     begun = _works(files, len(last), seed, epoch, before)
     left = [_left(work, place, epoch) for work, place in zip(begun, last, strict=True)]

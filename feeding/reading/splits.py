@@ -12,9 +12,10 @@ the largest file.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeding.config import MIB
@@ -74,17 +75,17 @@ def share(
     *,
     seed: int | None = None,
     epoch: int = 0,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int | None = None,
 ) -> list[Split]:
     """Return what one worker reads in one epoch, in order.
 
     Args:
-        files: all files, in any order; empty ones are ignored. Either all have known rows or none.
+        files: see shares.
         worker: from 0.
         num_workers: workers that share the files.
-        seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
+        seed: see shares.
         epoch: from 0.
-        piece_bytes: size of the pieces of files with unknown rows.
+        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
 
     Raises:
         FeedSettingsError: an illegal worker or size, or some files with and some without known
@@ -92,55 +93,69 @@ def share(
     """
     if not 0 <= worker < num_workers:
         raise FeedSettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
-    if piece_bytes < 1:
+    return shares(files, num_workers, seed=seed, epoch=epoch, piece_bytes=piece_bytes)[worker]
+
+
+def shares(
+    files: Iterable[SourceFile],
+    num_workers: int,
+    *,
+    seed: int | None = None,
+    epoch: int = 0,
+    piece_bytes: int | None = None,
+) -> list[list[Split]]:
+    """Return what each worker reads in one epoch, in order.
+
+    Positions in checkpoints point into these lists: another order would continue elsewhere.
+
+    Args:
+        files: all files, in any order; empty ones are ignored. Either all have known rows or none.
+        num_workers: workers that share the files.
+        seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
+        epoch: from 0.
+        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
+
+    Raises:
+        FeedSettingsError: an illegal size, or some files with and some without known rows.
+    """
+    if piece_bytes is not None and piece_bytes < 1:
         raise FeedSettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
     in_order = sorted(files, key=lambda file: file.path)
     generator = random.Random(f"{seed} {epoch}")
-    if counted := [file for file in in_order if file.piece_rows is not None]:
-        return _row_share(counted, in_order, (worker, num_workers), seed, generator)
-    pieces = _pieces(in_order, piece_bytes)
+    if any(file.piece_rows is not None for file in in_order):
+        pieces, whole = _row_pieces(in_order), set[str]()
+    else:
+        pieces = [part for file in in_order for part in byte_pieces(file, piece_bytes)]
+        whole = {file.path for file in in_order if not file.is_splittable}
     if seed is not None:
         generator.shuffle(pieces)
-    whole = _assign_files([piece for piece in pieces if not piece[1]], num_workers)[worker]
-    divisible = _even_part(
-        [piece for piece, is_splittable in pieces if is_splittable], worker, num_workers
-    )
-    mine = [*whole, *divisible]
-    if seed is None:
-        return sorted(mine)
-    generator.shuffle(mine)
-    return mine
+    owned = _assign_files([piece for piece in pieces if piece.path in whole], num_workers)
+    divided = _evenly([piece for piece in pieces if piece.path not in whole], num_workers)
+    found = [[*files, *parts] for files, parts in zip(owned, divided, strict=True)]
+    shuffled = generator.getstate()
+    for mine in found:
+        if seed is None:
+            mine.sort(key=lambda each: (each.path, each.piece or 0, each.start))
+        else:
+            generator.setstate(shuffled)
+            generator.shuffle(mine)
+    return found
 
 
-def _row_share(
-    counted: Sequence[SourceFile],
-    files: Sequence[SourceFile],
-    place: tuple[int, int],
-    seed: int | None,
-    generator: random.Random,
-) -> list[Split]:
-    if len(counted) < len(files):
-        other = next(file.path for file in files if file.piece_rows is None)
-        raise FeedSettingsError(
-            f"the rows of {counted[0].path} are known, those of {other} are not; "
-            "read them separately"
-        )
-    pieces = [
+def _row_pieces(files: Sequence[SourceFile]) -> list[Split]:
+    for file in files:
+        if file.piece_rows is None:
+            counted = next(each.path for each in files if each.piece_rows is not None)
+            raise FeedSettingsError(
+                f"the rows of {counted} are known, those of {file.path} are not; "
+                "read them separately"
+            )
+    return [
         Split(file.path, 0, num_rows, number)
-        for file in counted
+        for file in files
         for number, num_rows in enumerate(file.piece_rows or ())
         if num_rows
     ]
-    if seed is not None:
-        generator.shuffle(pieces)
-    mine = _even_part(pieces, *place)
-    if seed is not None:
-        generator.shuffle(mine)
-    return mine
-
-
-def _pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[tuple[Split, bool]]:
-    return [(part, file.is_splittable) for file in files for part in byte_pieces(file, piece_bytes)]
 
 
 def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]:
@@ -157,18 +172,26 @@ def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]
     return [Split(file.path, start, stop) for start, stop in spans if stop > start]
 
 
-def _assign_files(pieces: Sequence[tuple[Split, bool]], num_workers: int) -> list[list[Split]]:
+def _assign_files(files: Sequence[Split], num_workers: int) -> list[list[Split]]:
     """Assign each file, the largest first, to the worker with the fewest bytes; keep the order."""
-    owner: dict[str, int] = {}
-    load = [0] * num_workers
-    for piece, _ in sorted(pieces, key=lambda each: (-each[0].stop, each[0].path)):
-        least = load.index(min(load))
-        owner[piece.path] = least
-        load[least] += piece.stop
-    return [
-        [piece for piece, _ in pieces if owner[piece.path] == worker]
-        for worker in range(num_workers)
-    ]
+    by_size = sorted(files, key=lambda each: (-each.stop, each.path))
+    workers = _with_least((each.stop for each in by_size), [0] * num_workers)
+    owner = dict(zip((each.path for each in by_size), workers, strict=True))
+    assigned: list[list[Split]] = [[] for _ in range(num_workers)]
+    for each in files:
+        assigned[owner[each.path]].append(each)
+    return assigned
+
+
+def _with_least(sizes: Iterable[int], sums: list[int]) -> Iterator[int]:
+    """Yield the worker that gets each size: the first with the smallest sum, which then grows."""
+    least = [(size, worker) for worker, size in enumerate(sums)]
+    heapq.heapify(least)
+    for size in sizes:
+        worker = least[0][1]
+        sums[worker] += size
+        heapq.heapreplace(least, (sums[worker], worker))
+        yield worker
 
 
 def deal_beside(
@@ -186,16 +209,13 @@ def deal_beside(
     """
     sums = list(loads)
     assigned: list[list[Split]] = [[] for _ in loads]
-    for part in sorted((each for each in parts if each.path in whole), key=lambda p: -p.size):
-        least = sums.index(min(sums))
-        assigned[least].append(part)
-        sums[least] += part.size
+    by_size = sorted((each for each in parts if each.path in whole), key=lambda p: -p.size)
+    workers = _with_least((part.size for part in by_size), sums)
+    for part, worker in zip(by_size, workers, strict=True):
+        assigned[worker].append(part)
     pieces = [part for part in parts if part.path not in whole]
-    at = 0
-    for worker, size in enumerate(_evened(sums, sum(part.size for part in pieces))):
-        assigned[worker] += _between(pieces, at, at + size)
-        at += size
-    return assigned
+    cut = _cut(pieces, _evened(sums, sum(part.size for part in pieces)))
+    return [[*mine, *more] for mine, more in zip(assigned, cut, strict=True)]
 
 
 def _evened(loads: Sequence[int], total: int) -> list[int]:
@@ -211,25 +231,33 @@ def _evened(loads: Sequence[int], total: int) -> list[int]:
     return gets
 
 
-def _even_part(pieces: Sequence[Split], worker: int, num_workers: int) -> list[Split]:
-    """Return the worker's contiguous part of all bytes or rows."""
+def _evenly(pieces: Sequence[Split], num_workers: int) -> list[list[Split]]:
+    """Return each worker's contiguous part of all bytes or rows."""
     total = sum(piece.size for piece in pieces)
-    return _between(pieces, total * worker // num_workers, total * (worker + 1) // num_workers)
+    ends = [total * number // num_workers for number in range(num_workers + 1)]
+    return _cut(pieces, [stop - start for start, stop in itertools.pairwise(ends)])
 
 
-def _between(pieces: Sequence[Split], first: int, last: int) -> list[Split]:
-    """Return the range [first, last) of the concatenated pieces."""
-    mine: list[Split] = []
-    at = 0
+def _cut(pieces: Sequence[Split], sizes: Sequence[int]) -> list[list[Split]]:
+    """Cut the concatenated pieces into parts of these sizes, whose sum is that of the pieces."""
+    cut: list[list[Split]] = [[] for _ in sizes]
+    ends = list(itertools.accumulate(sizes))
+    worker = at = 0
     for piece in pieces:
-        start, stop = max(first - at, 0), min(last - at, piece.size)
-        if start < stop:
-            part = Split(piece.path, piece.start + start, piece.start + stop, piece.piece)
+        start = piece.start
+        while start < piece.stop:
+            while ends[worker] <= at:
+                worker += 1
+            stop = min(piece.stop, start + ends[worker] - at)
+            is_whole = (start, stop) == (piece.start, piece.stop)  # no copy of a million pieces
+            part = piece if is_whole else Split(piece.path, start, stop, piece.piece)
+            mine = cut[worker]
             if mine and _adjoin(mine[-1], part):
                 part = Split(part.path, mine.pop().start, part.stop)
             mine.append(part)
-        at += piece.size
-    return mine
+            at += stop - start
+            start = stop
+    return cut
 
 
 def _adjoin(one: Split, other: Split) -> bool:

@@ -126,7 +126,8 @@ class DataFeed:
 
         Raises:
             ResultCountError: more results than rows: `worker:1 returned 101 results for 100 rows`.
-            ResultTypeError: a dict has a value that is not an array, such as a list.
+            ResultTypeError: a dict has a value that is not an array, such as a list, or an array
+                is masked.
             RowError: a result is not a number, text, bytes, array, or group of these.
         """
         columns = columns_of(results)

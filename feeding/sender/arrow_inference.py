@@ -64,15 +64,18 @@ class UnansweredBatches:
             self._results.append(part)
             results = results.slice(part.num_rows)
             if not self._missing:
-                yield self._complete()
+                yield from self._complete()
 
-    def _complete(self) -> pa.RecordBatch:
+    def _complete(self) -> list[pa.RecordBatch]:
         batch = self._waiting.popleft()
         self.num_bytes -= batch.nbytes
         parts, self._results = self._results, []
-        results = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-        names = [*self._names, *results.schema.names]
-        return pa.RecordBatch.from_arrays([*batch.columns, *results.columns], names)
+        results = pa.Table.from_batches(parts).combine_chunks()
+        names = [*self._names, *results.column_names]
+        # One batch, unless the texts of a column exceed the 2 GiB of an array.
+        whole = pa.Table.from_arrays([*batch.columns, *results.columns], names)
+        answered: list[pa.RecordBatch] = whole.to_batches()
+        return answered
 
 
 @dataclass(frozen=True, kw_only=True)

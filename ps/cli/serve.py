@@ -208,6 +208,7 @@ def _guard(options: argparse.Namespace) -> GenerationFence | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ps.server",
+        allow_abbrev=False,
         description="Serve one shard of the parameters. Prints one JSON line with its endpoint, "
         "then serves until SIGTERM, SIGINT or a stop request.",
     )

@@ -242,9 +242,13 @@ class PSClient:
         with self._lock:
             try:
                 num_updates = self._dense.seed(manifest, values, timeout_s)
-            except ManifestMismatch:
+            except ManifestMismatch as refused:
                 limit_s = self.timeout_s if timeout_s is None else timeout_s
-                served = manifest.with_seeds_of(self._servers.fetch_manifest(timeout_s=limit_s))
+                try:
+                    serving = self._servers.fetch_manifest(timeout_s=limit_s)
+                except ServerPhaseError:  # an empty server refuses what it cannot read
+                    raise refused from None
+                served = manifest.with_seeds_of(serving)
                 if served == manifest:
                     raise
                 manifest = served

@@ -290,7 +290,7 @@ class DenseShard:
             gradient: [num_elements] of the group's dtype.
             hyper: the push's hyper-parameters.
         """
-        group = piece.group
+        group, step = piece.group, piece.step + 1
         flags = gradient.flags
         if not flags.aligned or not flags.c_contiguous:
             gradient = np.require(gradient, requirements=("A", "C"))
@@ -304,12 +304,12 @@ class DenseShard:
         else:
             if group.clip_value is not None and self.manifest.has_barrier:
                 gradient = _clipped(group, gradient)  # the reduced one
-            scalars = group.scalars(hyper, piece.step + 1)
+            scalars = group.scalars(hyper, step)
             left = group.update(gradient, piece.values, *piece.slots[: group.num_slots], scalars)
-        piece.step += 1
-        piece.version += 1
         if group.average is not None:
-            group.average.follow(piece.values, piece.slots[-1], piece.step)
+            group.average.follow(piece.values, piece.slots[-1], step)
+        piece.step = step  # after the average: a pull, which takes no lock, reads it from step 1 on
+        piece.version += 1
         return _overflowed(piece, left, hyper) if left else None
 
     def _average(self, piece: DenseBucket, pushed: Array) -> int:

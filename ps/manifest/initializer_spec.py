@@ -8,11 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from ps.errors import PSSettingsError
+from ps.manifest.field_types import check_types
 from ps.manifest.limits import MAX_SCALAR
 
 
-def _check_finite(name: str, **settings: float) -> None:
-    for setting, value in settings.items():
+def _check_finite(initializer: msgspec.Struct) -> None:
+    name = type(initializer).__name__
+    check_types(initializer, name)
+    for setting in initializer.__struct_fields__:
+        value = getattr(initializer, setting)
         if not abs(value) <= MAX_SCALAR:  # also true for NaN
             raise PSSettingsError(f"{name}: {setting} must be finite in float32, got {value!r}")
 
@@ -23,7 +27,7 @@ class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="consta
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_finite("Constant", value=self.value)
+        _check_finite(self)
 
 
 class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="uniform"):
@@ -33,7 +37,7 @@ class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="u
     maxval: float = 0.05
 
     def __post_init__(self) -> None:
-        _check_finite("RandomUniform", minval=self.minval, maxval=self.maxval)
+        _check_finite(self)
         if self.minval > self.maxval:
             raise PSSettingsError(
                 f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
@@ -47,7 +51,7 @@ class RandomNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="no
     stddev: float = 0.05
 
     def __post_init__(self) -> None:
-        _check_normal("RandomNormal", self.mean, self.stddev)
+        _check_normal(self)
 
 
 class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag="truncated"):
@@ -57,13 +61,14 @@ class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag=
     stddev: float = 0.05
 
     def __post_init__(self) -> None:
-        _check_normal("TruncatedNormal", self.mean, self.stddev)
+        _check_normal(self)
 
 
-def _check_normal(name: str, mean: float, stddev: float) -> None:
-    _check_finite(name, mean=mean, stddev=stddev)
-    if stddev < 0:
-        raise PSSettingsError(f"{name}: stddev must be >= 0, got {stddev!r}")
+def _check_normal(initializer: RandomNormal | TruncatedNormal) -> None:
+    _check_finite(initializer)
+    if initializer.stddev < 0:
+        name = type(initializer).__name__
+        raise PSSettingsError(f"{name}: stddev must be >= 0, got {initializer.stddev!r}")
 
 
 Initializer = Constant | RandomUniform | RandomNormal | TruncatedNormal

@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from ps.errors import PSSettingsError
+from ps.manifest.field_types import check_types
 
 MAX_CONSTANT = 1e30
 """Largest epsilon, initial value or strength: far below what overflows float32."""
@@ -58,6 +59,10 @@ class Descent(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule"):
     """Replace the values by their average every this many updates. None: never."""
 
     def __post_init__(self) -> None:
+        check_types(self, type(self).__name__)
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         if self.ema_overwrite_frequency is not None and self.ema_momentum is None:
             raise PSSettingsError(
                 f"{type(self).__name__}: ema_overwrite_frequency={self.ema_overwrite_frequency} "
@@ -115,14 +120,14 @@ class Moments(Descent, frozen=True, kw_only=True):
     beta_2: float = 0.999
     epsilon: float = 1e-7
 
-    def __post_init__(self) -> None:
+    def _check_ranges(self) -> None:
         for name in ("beta_1", "beta_2"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
                 raise PSSettingsError(
                     f"{type(self).__name__}: {name} must be in [0, 1), got {value!r}"
                 )
-        super().__post_init__()
+        super()._check_ranges()
 
 
 class Adam(Moments, frozen=True, kw_only=True, tag="adam"):

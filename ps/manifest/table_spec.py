@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from ps.errors import PSSettingsError
+from ps.manifest.field_types import check_types
 from ps.manifest.initializer_spec import Initializer, RandomUniform
 from ps.manifest.limits import MAX_NAME_LENGTH, MAX_SCALAR, DType
 from ps.manifest.rule_spec import Adam, Adamax, Average, Descent, Frozen, RuleConfig
@@ -60,6 +61,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
         return self.min_count > 1 or self.probability < 1.0
 
     def __post_init__(self) -> None:
+        check_types(self, "Admission")
         if not 1 <= self.min_count <= MAX_COUNT:
             raise PSSettingsError(
                 f"Admission: min_count must be in 1..{MAX_COUNT}, got {self.min_count}"
@@ -124,6 +126,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         return MOST_CHOSEN_SEGMENTS if self.segments is None else self.segments
 
     def __post_init__(self) -> None:
+        check_types(self, f"table {self.name!r}")
         if not 0 < len(self.name) <= MAX_NAME_LENGTH:
             raise PSSettingsError(
                 f"a table's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"

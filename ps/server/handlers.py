@@ -375,14 +375,22 @@ class Service:
         return shares(manifest, self.settings.num_servers)[self.settings.rank]
 
     def _refuse_other(self, manifest: Manifest) -> None:
-        serving = self.life.loaded().manifest
+        shard = self.life.loaded()
+        serving = shard.manifest
         has_same_frozen = serving.frozen_groups in ((), manifest.frozen_groups)
         if serving.hash() == manifest.hash() and has_same_frozen:
             return
         differences = "; ".join(manifest_differences(serving, manifest))
+        advice = "Build the same model, or start new servers"
+        if shard.resumed_step >= 0:
+            advice = (
+                f"The run resumes from step {shard.resumed_step} of a checkpoint, which keeps "
+                "them: build the model with what was expected, or begin a new run "
+                "(docs/guides/checkpoints.md)"
+            )
         raise ManifestMismatch(
             f"ps:{self.settings.rank} serves other parameters than this seed: {differences}. "
-            "Build the same model, or start new servers",
+            f"{advice}",
             {"serving": serving.hash(), "seed": manifest.hash()},
         )
 

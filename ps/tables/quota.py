@@ -101,16 +101,17 @@ class Quota:
             spec: the table.
             num_rows: rows that were asked for.
         """
-        rest = "; raise the limit, add servers, or set when_full='lru'"
+        rest = "; raise the limit, or set when_full='lru'"
         if spec.when_full == "lru":
             rest = (
-                ", which would evict rows of the same push; push fewer ids at once, raise the "
-                "limit, or add servers"
+                ", which would evict rows of the same push; push fewer ids at once, or raise the "
+                "limit"
             )
         return TableFull(
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
-            f"one segment{rest}",
+            f"one segment{rest}. A run that resumes keeps the limits of its checkpoint "
+            "(docs/guides/checkpoints.md)",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
 
@@ -119,7 +120,7 @@ class Quota:
         return TableFull(
             f"table {spec.name!r}: the checkpoint has at least {self._used} rows for "
             f"{self._server}, which holds at most {self.limit} (its share of {self._why}); raise "
-            "the limit, restore into more servers, or set when_full='lru' to leave out the rows "
-            "that were pushed least recently",
+            "the limit, or set when_full='lru' to leave out the rows that were pushed least "
+            "recently",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )

@@ -99,7 +99,7 @@ class RoutedIds:
     def expand(self, values: Array) -> Array:
         """Return values per given id, [*shape, dim], from distinct ones, [num_unique, dim]."""
         out = np.empty((self.inverse.size, values.shape[1]), values.dtype)
-        kernels.expand(values, self.inverse, out)
+        kernels.expand(np.ascontiguousarray(values), self.inverse, out)
         return out.reshape((*self.shape, values.shape[1]))
 
     def summed(self, grads: Array) -> Array:

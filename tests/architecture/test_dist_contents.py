@@ -61,3 +61,12 @@ def test_the_forwarding_distribution_is_of_this_release():
     assert project["dependencies"] == [f"tfos=={__version__}"]
     assert (forwards.root / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert without_init(package_files(forwards.root, forwards.packages)) == set()
+
+
+def test_programs_of_keras_2_get_what_tensorflow_brought_along():
+    """TensorFlow 2.21 installs neither tf-keras nor TensorBoard, whose callback they use."""
+    (_, forwards) = DISTRIBUTIONS
+    project = tomllib.loads((forwards.root / "pyproject.toml").read_text())["project"]
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    board = [each for each in ours["cpu"] if each.startswith("tensorboard")]
+    assert project["optional-dependencies"]["keras2"] == [*board, *ours["native"]]

@@ -19,7 +19,7 @@ from tests.support.fake_spark import FakeRdd, FakeSpark
 from tests.support.waiting import wait_until
 from tfos import ClusterConfig, InputMode, Restarts, TFCluster
 from tfos.control import messages
-from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, UnsupportedError
+from tfos.errors import NodeFailedError, NotEnoughSlots, PhaseError, SettingsError, UnsupportedError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
@@ -124,6 +124,12 @@ def test_a_second_train_on_a_feed_is_refused_and_one_on_another_feed_is_not(spar
         assert first.result(WAIT_S).fed_rows == 3
     assert other.fed_rows == 2
     assert cluster.train(FakeRdd(spark, [1]), 1).epochs[0].epoch == 1
+
+
+@pytest.mark.parametrize("given", [1, "no", None])
+def test_a_flag_that_nodes_would_not_read_is_refused_before_anything_is_fed(spark, cluster, given):
+    with pytest.raises(SettingsError, match=f"exactly_once must be True or False, got {given!r}"):
+        cluster.train(FakeRdd(spark, [1]), 1, exactly_once=given)
 
 
 @pytest.mark.fault("F15")
@@ -297,8 +303,11 @@ def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, mo
 
 @pytest.mark.fault("F15")
 def test_a_last_save_of_a_cluster_without_servers_is_none(spark, tmp_path, capsys):
-    config = ClusterConfig(verbose=False, abort_s=2.0, save_on_interrupt=str(tmp_path))
+    config = ClusterConfig(abort_s=2.0, save_on_interrupt=str(tmp_path))
     cluster = TFCluster.reserve(spark, 2, 0, input_mode=InputMode.SPARK, config=config)
+    told = capsys.readouterr().err
+    assert f"save_on_interrupt={str(tmp_path)!r} saves nothing with num_ps=0" in told
+    assert f"go to {tmp_path}" not in told
     cluster.start(main_fun)
     cluster.abort()
     assert cluster.phase is ClusterPhase.CLOSED

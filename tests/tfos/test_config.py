@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tfos
 from rpc.auth.certificates import TlsCredentials
 from tests.support.nodes import node_settings
 from tfos.cluster import TFCluster
@@ -120,3 +121,25 @@ def test_a_url_as_a_path_object_is_refused_with_what_to_pass(make: Any):
 def test_a_log_dir_that_is_no_path_is_refused_by_name():
     with pytest.raises(SettingsError, match="log_dir must be a directory or a URL, got 7"):
         TFCluster.reserve(None, 3, log_dir=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"config": {"verbose": False}},
+            r"config must be a tfos.ClusterConfig or None, got \{'verb",
+        ),
+        ({"config": {}}, r"config must be a tfos.ClusterConfig or None, got \{\}"),
+        ({"tensorboard_host": 5}, "tensorboard_host must be a str such as '', got 5"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_by_name(given: dict[str, Any], text: str):
+    with pytest.raises(SettingsError, match=text):
+        TFCluster.reserve(None, 3, **given)
+
+
+@pytest.mark.parametrize("given", [{"verbose": False}, {}])
+def test_a_run_refuses_a_config_of_another_type_by_name(given: Any):
+    with pytest.raises(SettingsError, match=r"config must be a tfos.ClusterConfig or None, got"):
+        tfos.run(print, num_proc=1, sc=object(), config=given)

@@ -79,6 +79,14 @@ def test_the_schema_of_a_record():
     assert dfutil.infer_schema((bytearray(record), None), ["r"]) == schema
 
 
+def test_one_binary_feature_may_be_given_by_its_name_alone():
+    record = encode_example({"image": b"abc", "i": b"text"})
+    schema = dfutil.infer_schema(record, "image")
+    assert schema.simpleString() == "struct<i:string,image:binary>"
+    (row,) = dfutil.fromTFExample([record], "image")
+    assert row.asDict() == {"i": "text", "image": bytearray(b"abc")}
+
+
 def test_what_cannot_be_is_named():
     with pytest.raises(FeedSettingsError, match=r"column 'd' is decimal\(9,2\)"):
         dfutil.toTFExample([("d", "decimal(9,2)")])

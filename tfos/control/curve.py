@@ -25,7 +25,7 @@ class CurvePoint(NamedTuple):
     """Steps of all workers, lost attempts included."""
     rows: float
     loss: float | None
-    """The mean of the workers' last losses."""
+    """The mean of the last losses of the workers that were not lost."""
 
 
 @dataclass

@@ -47,6 +47,9 @@ _KEPT_ANSWERS = 64
 LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, NodeStatus.DONE})
 """Statuses of a node whose supervisor runs and takes orders."""
 
+GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
+"""Statuses of a node whose attempt is no more, in a cluster that goes on."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -268,16 +271,19 @@ class Member:
         return any(each.is_terminated for each in self._snapshots(feed))
 
     @property
+    def feeds(self) -> tuple[FeedSnapshot, ...]:
+        """The newest counts of each feed."""
+        return tuple(map(self.feed, dict.fromkeys(each.feed for each in self._known())))
+
+    @property
     def trained_rows(self) -> int:
         """Rows of all feeds that it has trained, by the newest counts of each."""
-        feeds = {snapshot.feed for snapshot in self._known()}
-        return sum(self.feed(feed).trained_rows for feed in feeds)
+        return sum(each.trained_rows for each in self.feeds)
 
     @property
     def reads_own_rows(self) -> bool:
         """Whether main_fun reads rows itself: none was fed to it, or fewer than it has trained."""
-        feeds = {snapshot.feed for snapshot in self._known()}
-        fed = sum(self.feed(feed).fed_rows for feed in feeds)
+        fed = sum(each.fed_rows for each in self.feeds)
         return not fed or self.progress.get("rows", 0.0) > fed
 
     def _snapshots(self, feed: str) -> list[FeedSnapshot]:
@@ -322,8 +328,11 @@ class Member:
 
 
 def mean_loss(workers: Iterable[Member]) -> float | None:
-    """Return the mean of the losses that workers reported last; None: none has."""
-    progress = [worker.progress for worker in workers]
+    """Return the mean of the losses that workers reported last; None: none has.
+
+    A lost worker's belongs to the parameters of then.
+    """
+    progress = [worker.progress for worker in workers if worker.status not in GONE]
     losses = [each["loss"] for each in progress if "loss" in each]
     return sum(losses) / len(losses) if losses else None
 

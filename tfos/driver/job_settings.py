@@ -17,7 +17,8 @@ from typing import Any
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.files.inputs import NAME, InputFiles
-from tfos.slots.resources import Resources, RoleResources
+from tfos.slots.resources import PS_NODES, Resources, RoleResources, group_of
+from tfos.topology import Plan
 
 PREFIX = "spark.tfos."
 _ROLE_FIELDS = {
@@ -56,24 +57,29 @@ def of_job(
 
 
 def applied(
-    conf: Mapping[str, str], resources: RoleResources, config: ClusterConfig
+    conf: Mapping[str, str], resources: RoleResources, config: ClusterConfig, plan: Plan
 ) -> tuple[RoleResources, ClusterConfig]:
     """Return a call's resources and configuration, filled in by the settings where it is silent.
+
+    A job's settings are for all of its clusters, of which some have no servers on executors.
 
     Args:
         conf: Spark's settings.
         resources: the call's resources.
         config: the call's config.
+        plan: the call's nodes.
 
     Raises:
         SettingsError: a setting is unknown, or its value is refused.
     """
-    found = {key[len(PREFIX) :]: value for key, value in conf.items() if key.startswith(PREFIX)}
+    found = stated(conf)
     if not found:
         return resources, config
-    _check(found)
+    of_servers = _role("ps", found)
+    if not any(group_of(node) == PS_NODES for node in plan.on_executors):
+        of_servers = None
     filled = RoleResources(
-        ps=resources.ps or _role("ps", found),
+        ps=resources.ps or of_servers,
         workers=resources.workers or _role("workers", found),
         placement=resources.placement or found.get("placement"),  # type: ignore[arg-type]
     )
@@ -82,7 +88,16 @@ def applied(
     return filled, dataclasses.replace(config, inputs=inputs, output=output)
 
 
-def _check(found: Mapping[str, str]) -> None:
+def stated(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return what Spark's settings say of a job's clusters, by the names after PREFIX.
+
+    Args:
+        conf: Spark's settings.
+
+    Raises:
+        SettingsError: one of them is unknown.
+    """
+    found = {key[len(PREFIX) :]: value for key, value in conf.items() if key.startswith(PREFIX)}
     for name in found:
         if name not in _KNOWN and not _INPUT.fullmatch(name):
             near = difflib.get_close_matches(name, _KNOWN, n=1)
@@ -90,6 +105,7 @@ def _check(found: Mapping[str, str]) -> None:
                 f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
             )
             raise SettingsError(f"unknown setting {PREFIX}{name}; {advice}")
+    return found
 
 
 def _role(role: str, found: Mapping[str, str]) -> Resources | None:

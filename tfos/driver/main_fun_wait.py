@@ -39,8 +39,8 @@ class MainFunWait:
         self._console = console
         self._is_fed = is_fed
         self._progress = TrainingProgress(None)
-        self._epoch = 0
-        """The epoch that is shown, from 1; 0: none yet."""
+        self._shown = (0, 0)
+        """How many epochs the slowest worker has begun, and the number, from 1, of its newest."""
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
@@ -92,6 +92,8 @@ class MainFunWait:
     def follow(self, state: ClusterView, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.
 
+        Another fit counts its epochs from 1 again.
+
         Args:
             state: the cluster's state.
             now_s: monotonic seconds.
@@ -101,12 +103,15 @@ class MainFunWait:
         progress, sample = self._progress, training.sample(state, None, now_s)
         epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)
         progress.num_epochs = epochs or None
-        epoch = min((_whole(each["epoch"]) for each in reports), default=0)
-        if epoch > self._epoch:
-            rows = sum(_whole(each.get("rows_per_epoch", 0.0)) for each in reports)
-            progress.rows_per_epoch = rows or None
-            progress.start_epoch(epoch - 1, sample.at_epoch_begin())
-            self._epoch = epoch
+        places = [(_whole(each["epochs_begun"]), _whole(each["epoch"])) for each in reports]
+        begun, epoch = min(places, default=(0, 0))
+        if epoch:  # at 0 a fit begins
+            # A worker that was started again has begun fewer: that is no further epoch.
+            if epoch != self._shown[1] or begun > self._shown[0]:
+                rows = [_whole(each.get("rows_per_epoch", 0.0)) for each in reports]
+                progress.rows_per_epoch = sum(rows) if all(rows) else None
+                progress.start_epoch(epoch - 1, sample.at_epoch_begin())
+            self._shown = (begun, epoch)
         progress.add(sample)
 
 

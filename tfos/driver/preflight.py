@@ -32,6 +32,11 @@ SERVERS_AT_DRIVER = (
     "Without it they run on executors"
 )
 """Warning of every cluster whose servers are beside the driver."""
+NO_LAST_SAVE = (
+    "save_on_interrupt={!r} saves nothing with num_ps=0: the parameters end with their workers. "
+    "Use ClusterConfig(checkpoints=Checkpoints(..., every_s=...)), which saves while they train"
+)
+"""Warning of a cluster without servers that is to save at its end; has the directory."""
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
 """Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
@@ -219,17 +224,18 @@ def placed_outputs(
     return config, tensorboard
 
 
-def outputs(config: ClusterConfig, tensorboard: TensorBoardConfig) -> dict[str, str]:
+def outputs(config: ClusterConfig, tensorboard: TensorBoardConfig, plan: Plan) -> dict[str, str]:
     """Return the directories that a cluster writes to, by what it writes there.
 
     Args:
         config: the cluster's, with placed directories.
         tensorboard: the user's, with a placed directory.
+        plan: the nodes.
     """
     saves = config.checkpoints
     found = {
         "checkpoints": saves.directory if saves is not None else "",
-        LAST_CHECKPOINT: config.save_on_interrupt or "",
+        LAST_CHECKPOINT: (config.save_on_interrupt or "") if plan.servers else "",
         OUTPUTS: config.output or "",
         TENSORBOARD_FILES: tensorboard.log_dir,
     }
@@ -242,8 +248,10 @@ def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
     Raises:
         SettingsError: no name is left, or one is not a usable name.
     """
-    if isinstance(queues, str):
-        raise SettingsError(f"queues must be a list of names, got the str {queues!r}.")
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise SettingsError(
+            f"queues must be a list of names, got {queues!r} ({type(queues).__name__})."
+        )
     names: list[str] = []
     for name in queues:
         if not isinstance(name, str) or not name or not name.isprintable():
@@ -327,6 +335,17 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
         raise SettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}.")
     if shuffle_rows > 1 and seed is None:
         raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False: a node would refuse it later, or take it for True.
+
+    Args:
+        name: the argument's name, for messages.
+        value: the user's value.
+    """
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} must be True or False, got {value!r}.")
 
 
 def check_no_feed(feed_timeout: object, qname: object) -> None:

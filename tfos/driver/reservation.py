@@ -157,7 +157,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     mode, feeds = _checked(request)
     sc, facts = _context(spark, request)
     request = _filled(request, facts)
-    config, outputs = request.config, preflight.outputs(request.config, request.tensorboard)
+    config, outputs = request.config, _outputs(request)
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
@@ -238,9 +238,15 @@ def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.
 
 def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> ReservationRequest:
     """Return the request with what a job file says, and directories as all processes find them."""
-    resources, config = job_settings.applied(facts.conf, request.resources, request.config)
+    resources, config = job_settings.applied(
+        facts.conf, request.resources, request.config, request.plan
+    )
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     return replace(request, config=config, tensorboard=tensorboard, resources=resources)
+
+
+def _outputs(request: ReservationRequest) -> dict[str, str]:
+    return preflight.outputs(request.config, request.tensorboard, request.plan)
 
 
 def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:
@@ -306,6 +312,8 @@ def _console(
         console.line(f"{what} go to {directory}")
     for note in preflight.notes(facts, len(plan.on_executors)):
         console.warn(note)
+    if config.save_on_interrupt and not plan.servers:
+        console.warn(preflight.NO_LAST_SAVE.format(config.save_on_interrupt))
     if plan.tensorflow_servers:
         console.warn(preflight.OPEN_SERVERS)
     if plan.servers_at_driver:

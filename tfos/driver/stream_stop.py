@@ -1,6 +1,6 @@
 """Stop of a stream from another process: writes the ticket, removes it at the end.
 
-Covers: publishing it once a DStream is trained.
+Covers: publishing it once a DStream is trained or answered.
 Does not: ask (tfos.watch.operator), answer (tfos.watch.job).
 Runs in: the driver.      Threads: any.
 """

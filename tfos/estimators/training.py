@@ -90,6 +90,7 @@ class FitSettings:
         Raises:
             SettingsError: names value and remedy.
         """
+        self._check_types()
         check_batch_size(self.batch_size, self._word("batchSize"))
         if type(self.epochs) is not int or self.epochs < 1:
             raise SettingsError(f"epochs must be an int >= 1, got {self.epochs!r}")
@@ -114,6 +115,22 @@ class FitSettings:
 
     def _word(self, name: str) -> str:
         return self.words.get(name, name)
+
+    def _check_types(self) -> None:
+        """Refuse numbers and flags of another type, which would end a fit that has begun."""
+        optional = {
+            "numPS": self.num_ps,
+            "stalenessBound": self.staleness_bound,
+            "seed": self.seed,
+        }
+        given = {name: value for name, value in optional.items() if value is not None}
+        for name, value in {"clusterSize": self.cluster_size, **given}.items():
+            if type(value) is not int:
+                raise SettingsError(
+                    f"{self._word(name)} must be an int, got {value!r} ({type(value).__name__})"
+                )
+        preflight.check_flag(self._word("exactlyOnce"), self.exactly_once)
+        preflight.check_flag("verbose", self.verbose)
 
     def _check_cluster(self) -> None:
         """Refuse nodes, modes and seeds that cannot work."""

@@ -111,7 +111,10 @@ class FeedService:
         """
 
         def inference() -> Any:
-            return self._open("inference()", request).inference(request)
+            feeder = self._open("inference()", request)
+            if hasattr(request.data, "foreachRDD"):
+                stream_stop.publish(self._reserved)
+            return feeder.inference(request)
 
         with self._ending.raising():
             results = InterruptibleCall(
@@ -148,6 +151,7 @@ class FeedService:
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)
         preflight.check_shuffle(request.seed, request.shuffle_rows)
+        preflight.check_flag("exactly_once", request.exactly_once)
         if not feeds:
             raise SettingsError(
                 f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "

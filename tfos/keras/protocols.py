@@ -42,8 +42,26 @@ class ProgressReports(Protocol):
         """
 
 
+class ProgressSink(Protocol):
+    """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
+
+    @property
+    def so_far(self) -> tuple[float, float]:
+        """The newest steps and rows: another `fit` goes on from there."""
+
+    def begin(self) -> None:
+        """Note that a `fit` of a model that is not distributed begins."""
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Report numbers by name, with `steps` and `rows`, unless main_fun reports its own."""
+
+
 class WorkerContext(ProgressReports, Protocol):
     """The part of `NodeContext` that this package uses."""
+
+    @property
+    def seen_progress(self) -> ProgressSink:
+        """Receiver of the progress of a `fit` that reports none itself; what was reported."""
 
     @property
     def num_workers(self) -> int:
@@ -90,16 +108,6 @@ class WorkerContext(ProgressReports, Protocol):
 
     def save_now(self) -> str | None:
         """Save the servers; return why it failed, empty if it did not, None if nothing saves."""
-
-
-class ProgressSink(Protocol):
-    """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
-
-    def begin(self) -> None:
-        """Note that a `fit` of a model that is not distributed begins."""
-
-    def note(self, numbers: Mapping[str, float]) -> None:
-        """Report numbers by name, with `steps` and `rows`, unless main_fun reports its own."""
 
 
 class RowsContext(Protocol):

@@ -25,7 +25,7 @@ from tfos.errors import NotEnoughSlots, SettingsError
 from tfos.many import groups
 from tfos.many.items import ListedItems, digest_of
 from tfos.many.messages import CLIENT_NAME
-from tfos.many.queue import ItemTraining, TrainingQueue, TrainingState
+from tfos.many.queue import ItemTraining, TrainingQueue
 from tfos.many.results import ClaimedResults, ResultHead, ResultsDirectory
 from tfos.many.run import MapRun, SlotJobs
 from tfos.many.server import many_server
@@ -294,15 +294,15 @@ def _restore(
         SettingsError: a list's item has a result of another value of the item.
     """
     results = claimed.directory
+    done: dict[int, ItemTraining] = {}
     changed: dict[int, ResultHead] = {}
     lines = ProgressLines(console)
     for count, (item, head) in enumerate(results.done(work.names), 1):
         lines.show(f"map_train: {count} results of an earlier run are read")
         if (head.item, head.digest) == (work.names[item], work.digests[item]):
-            row = ItemTraining(
+            done[item] = ItemTraining(
                 item=head.item, seconds=head.seconds, attempts=0, metrics=head.metrics
             )
-            queue.restore(item, row)
         elif not claimed.has_same_items and work.groups is None:
             raise SettingsError(
                 f"results_dir={results.path} holds results of other items: that of {head.item!r} "
@@ -312,12 +312,12 @@ def _restore(
         else:
             changed[item] = head
     console.end_progress()
-    num_restored = queue.count(TrainingState.DONE)
-    if num_restored or changed:
-        left = len(queue.table) - num_restored
+    queue.restore(done)
+    if done or changed:
+        left = len(queue.table) - len(done)
         again = f", {len(changed)} of them because they have changed" if changed else ""
         console.line(
-            f"map_train: {num_restored} of {len(queue.table)} items are done in {results.path}; "
+            f"map_train: {len(done)} of {len(queue.table)} items are done in {results.path}; "
             f"{left} to train{again}"
         )
     return changed

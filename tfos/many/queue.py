@@ -1,15 +1,16 @@
 """The queue of trainings: which item a slot trains next, and what happens to lost ones.
 
 Covers: states of items, attempts, lost slots, and values that are lost with them.
-Does not: know processes, Spark or the time. Pure: a slot's reports in, orders out.
+Does not: know processes or Spark. Pure: a slot's reports in, orders out; the time by a clock.
 Threads: none; its owner serialises the calls.
 """
 
 from __future__ import annotations
 
 import enum
+import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rpc.field_texts import with_field_texts
@@ -68,6 +69,7 @@ class TrainingQueue:
         homes: for each item, the slot that has its rows; None: every slot has every item.
         is_durable: whether a value is safe once its slot has reported it. If not, the slot holds it
             until the slot ends, and it is trained again if the slot is lost.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -77,14 +79,18 @@ class TrainingQueue:
         retries: int,
         homes: Sequence[int] | None = None,
         is_durable: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = [ItemTraining(item=name, metrics={}) for name in names]
         """Read only: `_set` alone writes rows, and counts them."""
         self.ended_items: list[int] = []
         """Read only: items that are done or have failed, in order; repeated after a lost value."""
         self._counts = Counter({TrainingState.WAITING: len(names)})
-        self.busy_s = 0.0
+        self._clock = clock
+        self._ended_s = 0.0
         """Total seconds of all ended attempts."""
+        self._begun_s: dict[SlotAttempt, float] = {}
+        """When a slot began its newest attempt, as far as known here."""
         self._retries = retries
         self._homes = homes
         self.is_durable = is_durable
@@ -118,6 +124,15 @@ class TrainingQueue:
         """Largest number of times that one item's value was lost."""
         return max(self._losses.values(), default=0)
 
+    @property
+    def busy_s(self) -> float:
+        """Total seconds of all attempts that have ended, and of those in progress so far."""
+        now_s = self._clock()
+        training = (
+            slot for item, slot in self._holders.items() if self._ahead.get(slot.slot) != item
+        )
+        return self._ended_s + sum(now_s - self._begun_s.get(slot, now_s) for slot in training)
+
     def count(self, state: TrainingState) -> int:
         """Return the number of items in a state."""
         return self._counts[state]
@@ -134,15 +149,16 @@ class TrainingQueue:
         """
         return self._newest.get(slot.slot) == slot
 
-    def restore(self, item: int, row: ItemTraining) -> None:
-        """Take over an item that an earlier run has done.
+    def restore(self, rows: Mapping[int, ItemTraining]) -> None:
+        """Take over the items that an earlier run has done.
 
         Args:
-            item: its position.
-            row: its row in that run.
+            rows: their rows in that run, by position.
         """
-        self._queue_of(item).remove(item)
-        self._set(item, replace(row, state=TrainingState.DONE))
+        for item, row in rows.items():
+            self._set(item, replace(row, state=TrainingState.DONE))
+        for number, waiting in self._waiting.items():
+            self._waiting[number] = deque(item for item in waiting if item not in rows)
 
     def draw(
         self, slot: SlotAttempt, holding: Collection[int] = (), *, is_ahead: bool = False
@@ -170,6 +186,8 @@ class TrainingQueue:
             self._orders[item] += 1
             if is_ahead:
                 self._ahead[slot.slot] = item
+            else:
+                self._begun_s[slot] = self._clock()
             return Train(item, self._orders[item])
         return WaitForItem() if self._may_return(slot) else EndSlot()
 
@@ -192,7 +210,7 @@ class TrainingQueue:
             return True
         del self._holders[ended.item]
         self._note_begun(slot, ended.item)
-        self.busy_s += ended.seconds
+        self._ended_s += ended.seconds
         row = replace(
             self.table[ended.item],
             seconds=ended.seconds,
@@ -221,6 +239,7 @@ class TrainingQueue:
         others = (item for item, holder in self._holders.items() if holder == slot)
         if ahead == ended or all(item == ahead for item in others):
             self._ahead.pop(slot.slot, None)
+            self._begun_s[slot] = self._clock()
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back the items that an ended slot had not trained, or trained without a value.

@@ -124,10 +124,11 @@ class MapRun:
 
     @property
     def busy_share(self) -> float:
-        """Share of the slots' time since the start that ended attempts took."""
-        end_s = self._over_s or time.monotonic()
-        slots = max(1, sum(state.has_trained for state in self._slots))
-        return self._queue.busy_s / max(1e-9, slots * (end_s - self._started_s))
+        """Share of the slots' time since the start in which they trained, until now."""
+        with self._changed:
+            span_s = (self._over_s or time.monotonic()) - self._started_s
+            slots = max(1, sum(state.has_trained for state in self._slots))
+            return min(1.0, self._queue.busy_s / max(1e-9, slots * span_s))
 
     def start(self, server: Closable, jobs: SlotJobs) -> None:
         """Submit the jobs; if that fails, none of them continues.

@@ -139,11 +139,7 @@ class ClusterPage:
         members = list(state.members.values())
         nodes = [((each.name,), _node(each, now_s)) for each in members]
         workers = [((each.name,), _worker(each)) for each in state.workers]
-        feeds = [
-            ((each.name, feed.feed), feed)
-            for each in state.workers
-            for feed in (each.heartbeat.feeds if each.heartbeat else ())
-        ]
+        feeds = [((each.name, feed.feed), feed) for each in state.workers for feed in each.feeds]
         beats = [each.heartbeat for each in state.servers]
         lost = sum(each.status is NodeStatus.LOST for each in members)
         is_running = state.phase.name == "RUNNING"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfos.console.printable import visible
 from tfos.control.members import Member
-from tfos.control.messages import DRIVER_EXECUTOR, METRIC, MOST_METRICS
+from tfos.control.messages import DRIVER_EXECUTOR, METRIC, MOST_METRICS, FeedSnapshot
 from tfos.control.state.cluster_view import ClusterView
 from tfos.monitor import reports, stragglers
 
@@ -103,7 +103,7 @@ def _node_report(
         silent_s=max(0.0, now_s - member.heard_s),
         rss_mib=beat.rss_bytes / _MIB if beat is not None else 0.0,
         steps=progress.get("steps", 0.0),
-        rows=_trained_rows(member),
+        rows=trained_rows(progress, member.feeds),
         loss=progress.get("loss"),
         times=times,
         server=window.new if window is not None else None,
@@ -121,8 +121,12 @@ def _metrics(progress: Mapping[str, float]) -> dict[str, float]:
     return dict(itertools.islice(found.items(), MOST_METRICS))
 
 
-def _trained_rows(member: Member) -> int:
-    """Return the rows that main_fun reports, or else those of its feeds."""
-    own = member.progress.get("rows", 0.0)
-    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
+def trained_rows(progress: Mapping[str, float], feeds: Iterable[FeedSnapshot]) -> int:
+    """Return the rows that main_fun reports, or else those of its feeds.
+
+    Args:
+        progress: its numbers.
+        feeds: counts of its feeds.
+    """
+    own = progress.get("rows", 0.0)
     return int(own) if math.isfinite(own) and own else sum(each.trained_rows for each in feeds)

@@ -81,8 +81,7 @@ def _worker(worker: Member, feed: str | None) -> WorkerSample:
 
 
 def _has_trained(worker: Member) -> bool:
-    feeds = worker.heartbeat.feeds if worker.heartbeat is not None else ()
-    return worker.progress.get("steps", 0.0) > 0 or any(feed.trained_rows for feed in feeds)
+    return worker.progress.get("steps", 0.0) > 0 or worker.trained_rows > 0
 
 
 def _is_in_main_fun(worker: Member) -> bool:

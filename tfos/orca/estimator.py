@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,7 @@ _WORDS = {
     "stalenessBound": "staleness_bound",
 }
 """Orca's argument names, by those of spark.ml."""
+History: TypeAlias = dict[str, list[float]]
 _ROWS = "a DataFrame or a path"
 _FUNCTION = "a function of (config, batch_size)"
 _NO_MODEL = (
@@ -69,7 +71,7 @@ class Estimator:
     """A Keras model that fits, evaluates and predicts on Spark; made by `from_keras`.
 
     Attributes:
-        history: a value per epoch of all fits, by metric.
+        history: a value per epoch of all fits, by metric; NaN where a fit lacks the metric.
 
     Args:
         recipe: the model.
@@ -85,7 +87,7 @@ class Estimator:
         settings: FitSettings,
         model_dir: str | None,
     ) -> None:
-        self.history: dict[str, list[float]] = {}
+        self.history: History = {}
         self._recipe = recipe
         self._config = dict(config)
         self._settings = settings
@@ -424,8 +426,7 @@ class Estimator:
             self._recipe, content=found.content, model_fn=None, has_trained=True
         )
         self._signature = None
-        for name, values in found.history.items():
-            self.history.setdefault(name, []).extend(values)
+        self.history = _joined(self.history, found.history)
         self._is_behind = self._resumes_epochs = False
         if self._model_dir is not None:
             servers = (self._servers or number) if settings.checkpoint_dir else None
@@ -499,6 +500,14 @@ def _recipe_of(model: Any, creator: Any, config: Mapping[str, Any]) -> ModelReci
         raise SettingsError(f"model_creator must be a function of config, got {creator!r}")
     make = None if creator is None else functools.partial(creator, config)
     return recipe_of(model, make, maker="model_creator")
+
+
+def _joined(first: History, second: History) -> History:
+    """Return the columns of two fits in order, NaN where a fit lacks the metric."""
+    lengths = [max(map(len, each.values()), default=0) for each in (first, second)]
+    gaps = [[math.nan] * length for length in lengths]
+    names = dict.fromkeys((*first, *second))
+    return {name: first.get(name, gaps[0]) + second.get(name, gaps[1]) for name in names}
 
 
 def _plan_of(

@@ -77,10 +77,14 @@ class FileRows:
                 it, fewer pieces are read side by side, and a window ends early.
 
         Raises:
-            SettingsError: a number below 1.
+            SettingsError: a number below 1, or no seed.
         """
         if self._course is not None:
             raise SettingsError("call shuffled(...) before resumable(...): positions depend on it")
+        if type(window_rows) is not int or window_rows < 1:
+            raise SettingsError(f"window_rows must be an int >= 1, got {window_rows!r}")
+        if seed is None:
+            raise SettingsError("shuffled(None): pass a seed, the same on every worker")
         rows = FileRows(self._source, self._ctx)
         rows._shuffle = {
             "seed": seed,

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, config_of
 from tfos.errors import SettingsError
 from tfos.runner.local_run import run_local
 from tfos.runner.mirrored_rank import run_mirrored
@@ -43,7 +43,8 @@ class MirroredStrategyRunner:
             itself, from TF_CONFIG; tfos then distributes nothing.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         timeout_s: seconds that train_fn may take once all slots run; None: no limit.
-        config: timeouts and limits of a run on the executors.
+        config: timeouts and limits of a run on the executors; use_gpu and gpu_resource_name say
+            what its gpu_resource would.
 
     Raises:
         SettingsError: the arguments cannot work together.
@@ -74,7 +75,14 @@ class MirroredStrategyRunner:
         self._timeout_s = timeout_s
         self._sc = sc
         resource = gpu_resource_name if use_gpu else None
-        self._config = dataclasses.replace(config or ClusterConfig(), gpu_resource=resource)
+        given = config_of(config)
+        if given.gpu_resource not in (ClusterConfig().gpu_resource, resource):
+            raise SettingsError(
+                f"config=ClusterConfig(gpu_resource={given.gpu_resource!r}) with use_gpu={use_gpu} "
+                f"and gpu_resource_name={gpu_resource_name!r}, which say {resource!r}: name the "
+                "GPUs by these two arguments, and leave gpu_resource out of config"
+            )
+        self._config = dataclasses.replace(given, gpu_resource=resource)
 
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `train_fn(**kwargs)` on every slot and return what the first one returned.

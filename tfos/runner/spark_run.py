@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos.cluster import TFCluster
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, config_of
 from tfos.driver.preflight import check_timeout
 from tfos.errors import NoResultError, SettingsError, ShutdownTimeout
 from tfos.runner.rank_process import RankWork, run_rank
@@ -90,7 +90,7 @@ def run_work(  # noqa: PLR0913 - what the runners have, by keyword
     Raises:
         NotEnoughSlots, NodeFailedError, NoResultError, ShutdownTimeout: as in `run`.
     """
-    given = config or ClusterConfig()
+    given = config_of(config)
     every_rank = dataclasses.replace(
         given,
         tolerate_lost_workers=False,

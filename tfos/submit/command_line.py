@@ -35,6 +35,12 @@ _OPTIONS = {
     "spark.archives": "--archives",
 }
 """spark-submit's own names of settings."""
+_COUNTED = {
+    "spark.executor.cores": "executor.cores and the roles' cores",
+    "spark.executor.instances": "roles.ps and roles.workers",
+    "spark.cores.max": "roles.ps, roles.workers and executor.cores",
+}
+"""Keys that make a setting, also where they are not written."""
 _NOT_WITH_LOCAL = ("spark.executor.memory",)
 """Settings whose options spark-submit drops with local-cluster; it takes the setting."""
 _LOCAL_MIB = 1024
@@ -93,14 +99,19 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
         more_args: arguments for the program, after its own.
 
     Raises:
-        SettingsError: two keys contradict each other, or the master does not know one.
+        SettingsError: two keys contradict each other, the master does not know one, or tfos has no
+            such setting.
     """
     _refuse(job)
+    job_settings.stated(job.conf)
     settings = {key: value for key, value in _settings(job) if value}
     settings |= _environment(job)  # an empty variable is one
     for key, value in job.conf.items():
         if settings.get(key, value) != value:
             other = f"another key of this file says {settings[key]!r}; write one of the two."
+            if key in _COUNTED:
+                made = f"{_COUNTED[key]}, also where not written, make it {settings[key]!r}"
+                other = f"{made}; write these instead."
             if key == _DEPLOY_MODE:
                 other = f"deploy_mode is {settings[key]!r}; write deploy_mode = {value!r} instead."
             raise SettingsError(f"conf.{key!r} = {value!r}: {other}")

@@ -20,6 +20,10 @@ from tfos.errors import DataError
 TIME, VALUE = "_tfos_time", "_tfos_value"
 """Columns of the rows, next to the user's columns that name a series."""
 _DAY_US = 86_400_000_000
+_TABLE_VALUES = 1 << 24
+"""Values of the windows of one table, 64 MiB; a list of Arrow counts them in 32 bits."""
+_LEAST_ROWS = 64
+"""Rows that are cut at once however long a window is: the carried rows are looked at each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,10 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
     """
     carried: pa.Table | None = None
     carried_positions = np.zeros(0, np.int64)
-    for batch in batches:
+    for batch in _parts(batches, plan):
         rows = pa.Table.from_batches([batch])
         if carried is not None:
             rows = pa.concat_tables([carried, rows])
-        if not rows.num_rows:
-            continue
         rows = rows.combine_chunks()
         positions = _positions(rows, plan, carried_positions)
         # The first carried row was checked against the row before it, which is gone.
@@ -76,6 +78,14 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
         kept = min(rows.num_rows, max(1, plan.length - 1))
         carried = rows.slice(rows.num_rows - kept)
         carried_positions = positions[rows.num_rows - kept :]
+
+
+def _parts(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.RecordBatch]:
+    """Yield batches in parts whose windows fit a table: those of all rows may be far larger."""
+    most = max(_LEAST_ROWS, _TABLE_VALUES // plan.length)
+    for batch in batches:
+        for start in range(0, batch.num_rows, most):
+            yield batch.slice(start, most)
 
 
 def _positions(rows: pa.Table, plan: WindowPlan, known: np.ndarray) -> np.ndarray:

@@ -52,8 +52,7 @@ def windows(  # noqa: PLR0913 - the public surface: keywords with defaults
         step: rows between the starts of two windows.
         every: difference of neighbouring times: a timedelta, or a number if the times are numbers.
             A larger one is a gap; one that is not a multiple is an error. None: consecutive rows
-            are
-                neighbours, whatever their times.
+            are neighbours, whatever their times.
         duplicates: "error": equal times in a series fail the job, with the series' name; "mean":
             their values are averaged, without missing ones.
 

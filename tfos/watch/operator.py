@@ -84,7 +84,7 @@ def end_streams(host: str, port: int) -> None:
     if refused is not None:
         raise refused
     raise SettingsError(
-        f"no cluster of this user trains a stream at {host}:{port}: there is no ticket for it in "
+        f"no cluster of this user reads a stream at {host}:{port}: there is no ticket for it in "
         f"{directory_of_streams()}. Ask as the user, and with the home directory, of the driver; "
         "its line 'the stream can be stopped' has host and port"
     )

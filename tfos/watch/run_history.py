@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rpc.jit.cache_directory import made_private, real_path, why_unsafe
+from tfos.control.members import GONE
 from tfos.topology import EVALUATOR_ROLE, PS_ROLE
 from tfos.watch.snapshot import Json
 
@@ -40,7 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     steps: float
     """Steps of all workers, lost attempts included."""
     loss: float | None
-    """The mean of the workers' last losses."""
+    """The mean of the last losses of the workers that were not lost."""
     metrics: dict[str, float | None]
     """Metrics of the last epoch."""
     failure: str
@@ -54,7 +55,9 @@ def record_of(last: Json) -> RunRecord:
         last: its last snapshot; see tfos.watch.snapshot.
     """
     trains = [each for each in last["nodes"] if each["name"].partition(":")[0] not in _BESIDE]
-    losses = [each["loss"] for each in trains if each["loss"] is not None]
+    gone = [status.value for status in GONE]
+    stayed = [each for each in trains if each["status"] not in gone]
+    losses = [each["loss"] for each in stayed if each["loss"] is not None]
     first = last["failures"][0] if last["failures"] else None
     message = str(first["message"]).partition("\n")[0][:500] if first else ""
     return RunRecord(

@@ -20,7 +20,7 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "curve": [[age_s, steps, rows, loss | null]],       # age: seconds before the snapshot
      "curve_at_s",                                       # `after` of the next question
      "steps",                                            # so far, those of lost attempts too
-     "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest
+     "epochs": [{"fit", "epoch", "metrics", "seconds", "rows"}],    # the newest; null rows: unknown
      "num_epochs",
      "evaluations": [{"step", "metrics", "seconds"}],    # the newest, by the evaluator
      "num_evaluations",
@@ -39,18 +39,19 @@ again with another one, and none before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
-from tfos.control.members import Member
-from tfos.control.messages import MOST_METRICS
+from tfos.control.members import Member, NodeStatus
+from tfos.control.messages import MOST_METRICS, Heartbeat
+from tfos.control.shown_metrics import first_metrics
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
-from tfos.monitor.status import cluster_report
+from tfos.monitor.status import cluster_report, trained_rows
 
 RATE_S = 10.0
 """Rates cover at least this long, if the kept heartbeats reach back so far."""
@@ -148,7 +149,7 @@ def _node(report: NodeReport, member: Member) -> Json:
         "rows": report.rows,
         "loss": _number(report.loss),
         "metrics": _metrics(report.metrics),
-        **_rates(member),
+        **_rates(report, member),
         "where": _where(report),
         "feeds": _feeds(member),
         "server": _server(report.server) if report.server is not None else None,
@@ -173,24 +174,35 @@ def _where(report: NodeReport) -> Json | None:
     return {name: _number(getattr(times, name) / times.steps) for name in names}
 
 
-def _rates(member: Member) -> Json:
-    """Return steps and rows per second lately; None before there are two heartbeats."""
-    # The first heartbeats come before the first numbers, and have no time of their own.
-    known = [each.progress for each in member.beats if "at_s" in each.progress]
-    new = known[-1] if known else {}
-    before = [each for each in known if new["at_s"] - each["at_s"] >= RATE_S]
-    old = (before[-1:] or known[:1] or [{}])[0]
-    span_s = new.get("at_s", 0.0) - old.get("at_s", 0.0)
+def _rates(report: NodeReport, member: Member) -> Json:
+    """Return steps and rows per second lately.
 
-    def rate(name: str) -> float | None:
-        grown = new.get(name, 0.0) - old.get(name, 0.0)
+    None before there are two heartbeats, and of a node that does not run or is not heard.
+    """
+    # The first heartbeats come before the first numbers, and have no time of their own.
+    beats = [each for each in member.beats if "at_s" in each.progress]
+    is_heard = member.status is NodeStatus.RUNNING and report.silent_s <= RATE_S
+    if not beats or not is_heard:
+        return {"steps_per_s": None, "rows_per_s": None}
+    new, at_s = beats[-1], beats[-1].progress["at_s"]
+    before = [each for each in beats if at_s - each.progress["at_s"] >= RATE_S]
+    old = (before[-1:] or beats[:1])[0]
+    span_s = at_s - old.progress["at_s"]
+
+    def rate(total: Callable[[Heartbeat], float]) -> float | None:
+        grown = total(new) - total(old)
         return _number(grown / span_s) if span_s > 0 and grown >= 0 else None
 
-    return {"steps_per_s": rate("steps"), "rows_per_s": rate("rows")}
+    def rows(beat: Heartbeat) -> float:
+        # Of both heartbeats the same rows, also where the first report had none yet.
+        own = beat.progress.get("rows", 0.0)
+        return own if new.progress.get("rows") else trained_rows(beat.progress, beat.feeds)
+
+    steps_per_s = rate(lambda beat: beat.progress.get("steps", 0.0))
+    return {"steps_per_s": steps_per_s, "rows_per_s": rate(rows)}
 
 
 def _feeds(member: Member) -> list[Json]:
-    feeds = member.heartbeat.feeds if member.heartbeat is not None else ()
     return [
         {
             "feed": visible(each.feed),
@@ -201,7 +213,7 @@ def _feeds(member: Member) -> list[Json]:
             "unread_bytes": each.unread_bytes,
             "starved_s": _number(each.starved_s),
         }
-        for each in feeds[:MOST_FEEDS]
+        for each in member.feeds[:MOST_FEEDS]
     ]
 
 
@@ -228,7 +240,7 @@ def _epochs(state: ClusterView, seen: int) -> list[Json]:
             "epoch": each.epoch,
             "metrics": _metrics(each.metrics),
             "seconds": _number(each.seconds),
-            "rows": each.rows,
+            "rows": each.rows if each.is_distributed else None,
         }
         for each in state.epochs.since(seen)[-_most(seen) :]
     ]
@@ -246,8 +258,8 @@ def _most(seen: int) -> int:
 
 
 def _metrics(metrics: Mapping[str, float]) -> Json:
-    kept = list(metrics.items())[:MOST_METRICS]
-    return {visible(name): _number(value) for name, value in kept}
+    kept = first_metrics(metrics, MOST_METRICS)
+    return {visible(name): _number(value) for name, value in kept.items()}
 
 
 def _checkpoints(state: ClusterView) -> Json | None:

@@ -1,7 +1,7 @@
 """Ticket of a driver: what lets its user's other processes look at its job, save and stop it.
 
 Covers: what is in it; its directory, of the user's login; a second one, in the user's cache, for
-clusters that train a DStream: another host with the same home may stop the stream.
+clusters that train or answer a DStream: another host with the same home may stop the stream.
 Does not: write and read files (tfos.watch.ticket_files), ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
@@ -79,7 +79,7 @@ def read_all() -> list[DriverTicket]:
 
 
 def read_streams(port: int) -> list[DriverTicket]:
-    """Return the tickets of this user's clusters that train a DStream and listen at this port.
+    """Return the tickets of this user's clusters that read a DStream and listen at this port.
 
     Those of this host come first; whether drivers of other hosts have ended cannot be told.
 
@@ -91,7 +91,7 @@ def read_streams(port: int) -> list[DriverTicket]:
 
 
 def directory_of_streams() -> Path:
-    """Return the user's directory of tickets of clusters that train a DStream.
+    """Return the user's directory of tickets of clusters that read a DStream.
 
     Raises:
         SettingsError: this user has no home directory.

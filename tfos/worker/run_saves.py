@@ -68,12 +68,6 @@ class RunSaves:
                     "those that are left, or use num_ps >= 1, which skips the others",
                     self._saver.restored_step,
                 )
-        if context.is_chief and self._settings.config.save_on_interrupt:
-            _logger.warning(
-                "save_on_interrupt=%r saves nothing with num_ps=0: the shards end with their "
-                "workers. Use Checkpoints(every_s=...), which saves while they train",
-                self._settings.config.save_on_interrupt,
-            )
 
     def end(self) -> ChiefSaver | None:
         """Take no more requests; return the saver, which its caller closes."""

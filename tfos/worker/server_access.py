@@ -304,6 +304,7 @@ class ServerAccess:
                 self._name,
             )
         if not self._endpoints:
+            self._tell_unsaved()
             return
         was_used = self._client is not None
         if not was_used and not self._is_fed and self._are_empty():
@@ -326,6 +327,20 @@ class ServerAccess:
             client.close()
         if self._own_shard is not None:
             self._own_shard.end()
+
+    def _tell_unsaved(self) -> None:
+        """Say that the plan of checkpoints was for nothing: no servers, and no shards either."""
+        plan = self._config.checkpoints
+        if plan is None or not self._node.is_chief:
+            return
+        _logger.warning(
+            "%s ends, and tfos has saved nothing in %s and restored nothing from there: with "
+            "num_ps=0 both begin with ctx.distribute(model, consistency='sync'), which main_fun "
+            "has not called. Call it after model.compile(...), use num_ps >= 1, or save in "
+            "main_fun and leave checkpoints out of ClusterConfig",
+            self._name,
+            plan.directory,
+        )
 
     @property
     def _leaves_servers_out(self) -> bool:

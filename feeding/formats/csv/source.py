@@ -97,6 +97,8 @@ class CsvSource(LineSource):
             delimiter=request.delimiter, newlines_in_values=across_lines
         )
         self._headers: dict[str, list[str]] = {}
+        self._alike: dict[tuple[str, ...], list[str]] = {}
+        """Lists of names that files share: many files of many columns would fill memory."""
         self._first, types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
@@ -233,7 +235,8 @@ class CsvSource(LineSource):
         if not isinstance(header, bool):
             return list(header)
         if path not in self._headers:
-            self._headers[path] = self._read_names(path)
+            names = self._read_names(path)
+            self._headers[path] = self._alike.setdefault(tuple(names), names)
         return self._headers[path]
 
     def _read_names(self, path: str) -> list[str]:
@@ -265,8 +268,9 @@ class CsvSource(LineSource):
         return b"" if block is None else block.data.removeprefix(BOM)
 
     def _check_names(self, names: list[str], path: str) -> None:
+        there = set(names)
         for reader in self._readers:
-            if reader.spec.name not in names:
+            if reader.spec.name not in there:
                 raise DataError(f"{path} has no column {reader.spec.name!r}; it has {names}")
         if self._request.columns is None:
             refuse_more(names, self.schema.names, path, self._first)

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feeding.arrow.columns import one_line
+from feeding.arrow.columns import one_line, owner_of
 from feeding.config import MIB
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.interface import RangeReader
@@ -160,14 +160,20 @@ class Footer:
 
     def leaves(self, paths: Collection[str]) -> tuple[int, ...]:
         """Return the indexes of the leaf columns that make up the columns at `paths`."""
-        schema = self.metadata.schema
-        stored = [schema.column(n).path for n in range(len(schema))]
-        starts = tuple(f"{path}." for path in paths)
-        return tuple(n for n, path in enumerate(stored) if path in paths or path.startswith(starts))
+        return tuple(self.owners(paths))
 
-    def kinds(self, path: str) -> set[str]:
-        """Return the physical types of the leaf columns of the column at `path`."""
-        return {self.metadata.schema.column(leaf).physical_type for leaf in self.leaves([path])}
+    def owners(self, paths: Collection[str]) -> dict[int, str]:
+        """Return by index of a leaf column which of the columns at `paths` it is a part of."""
+        schema, columns = self.metadata.schema, frozenset(paths)
+        found = ((leaf, owner_of(schema.column(leaf).path, columns)) for leaf in range(len(schema)))
+        return {leaf: owner for leaf, owner in found if owner is not None}
+
+    def kinds(self, paths: Collection[str]) -> dict[str, set[str]]:
+        """Return the physical types of the leaf columns of each column at `paths`."""
+        found: dict[str, set[str]] = {path: set() for path in paths}
+        for leaf, owner in self.owners(paths).items():
+            found[owner].add(self.metadata.schema.column(leaf).physical_type)
+        return found
 
     def chunks(self, group: int, leaves: Sequence[int], limits: ParquetLimits) -> list[ColumnChunk]:
         """Return the byte ranges of a row group's columns.

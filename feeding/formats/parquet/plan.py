@@ -135,7 +135,7 @@ class ParquetPlan:
         self._readers: list[ColumnReader] = []
         for column in self._stored.values():
             column_spec(column)  # raises for a type that cannot be read
-            refuse_alike(column, stored, footer.path)
+        refuse_alike(self._stored.values(), stored, footer.path)
         for given in self._given.values():
             if request.fill(given) is None:
                 given.refuse_null(f"pass nulls={{{given.name!r}: …}}, or partitions=False")
@@ -192,12 +192,11 @@ class ParquetPlan:
                 )
         if self._request.columns is None:
             refuse_more(stored, self._names, footer.path, self._first)
-        if footer.julian:
-            self._julian[footer.path] = [
-                column
-                for column in self._stored.values()
-                if column.first_day is not None and footer.julian & footer.kinds(column.name)
-            ]
+        refuse_alike(self._stored.values(), stored, footer.path)
+        if julian := footer.julian:
+            dated = [each for each in self._stored.values() if each.first_day is not None]
+            kinds = footer.kinds([column.name for column in dated])
+            self._julian[footer.path] = [each for each in dated if julian & kinds[each.name]]
         self._lengths.add(footer)
 
     def groups(self, footer: Footer) -> set[int]:
@@ -310,13 +309,13 @@ class ListLengths:
 
     def add(self, footer: Footer) -> None:
         """Note the items per row of a file's row groups; -1 if that is no whole number."""
-        for name, seen in self._seen.items():
-            (leaf,) = footer.leaves([name]) if not self._columns[name].is_vector else (None,)
-            for group in range(footer.metadata.num_row_groups if leaf is not None else 0):
-                found = footer.metadata.row_group(group)
-                if found.num_rows:
-                    items, rest = divmod(found.column(leaf).num_values, found.num_rows)
-                    seen.add(-1 if rest else items)
+        lists = [name for name, column in self._columns.items() if not column.is_vector]
+        leaves = footer.owners(lists) if lists else {}
+        for group in range(footer.metadata.num_row_groups if lists else 0):
+            found = footer.metadata.row_group(group)
+            for leaf, name in leaves.items() if found.num_rows else ():
+                items, rest = divmod(found.column(leaf).num_values, found.num_rows)
+                self._seen[name].add(-1 if rest else items)
 
     @property
     def unsure(self) -> list[StoredColumn]:

@@ -2,7 +2,10 @@
 
 import collections
 import math
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -194,6 +197,16 @@ def test_vectors_of_spark_ml_are_read_through_toarray():
     assert round_trip([(DenseVector(), 1)])[0][0].tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("lengths", [(3, 3), (3, 2)])
+def test_rows_in_both_byte_orders_are_one_column(lengths):
+    first, second = (np.arange(length) for length in lengths)
+    found = round_trip([first.astype(">i4"), second.astype("<i4")])
+    assert [(row.dtype, row.tolist()) for row in found] == [
+        (np.dtype("i4"), first.tolist()),
+        (np.dtype("i4"), second.tolist()),
+    ]
+
+
 def test_empty_rows_and_no_rows():
     assert round_trip([]) == []
     assert round_trip([(), ()]) == [(), ()]
@@ -242,6 +255,9 @@ def test_nan_and_infinity_survive():
         ([{"a.b": 1, "a": {"b": 2}}], "two columns have the same name"),
         ([{f"{'n' * 200}{i}": i for i in range(2000)}], "2000 columns takes"),
         ([1j], "1j"),
+        ([np.ma.array([1, 2], mask=[False, True])], r"\(MaskedArray\); .*filled\(\) values"),
+        ([{"x": 1.5}, {"x": np.ma.masked}], r"row 1, column 'x': .*\(MaskedConstant\); .*filled"),
+        ([[1, 2], [np.ma.masked, 2]], r"row 1, column 'value': value 0 is .*MaskedConstant"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named(rows, text):
@@ -395,3 +411,102 @@ def test_a_row_over_the_limit_is_refused_with_what_to_do():
 
 def test_huge_ints_among_floats_are_floats():
     assert round_trip([[1, 2], [2**70, 0.5]]) == [[1.0, 2.0], [2.0**70, 0.5]]
+
+
+class Dense:
+    """A vector of Spark: it keeps the array that it was made of."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def toArray(self):
+        return self._values
+
+
+class Sparse:
+    """A vector of Spark that makes another array each time."""
+
+    def __init__(self):
+        self.value = 0
+
+    def toArray(self):
+        return np.full(3, self.value)
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def filled_again(make: Callable[..., Any], count: int = 8) -> Iterator[Any]:
+    """Yield rows around one array, one list and one bytearray, filled again for each row."""
+    array, numbers, text = np.zeros(3, "f4"), [0, 0], bytearray(1)
+    whole = make(array, numbers, text, 0)
+    for row in range(count):
+        array[:] = row
+        numbers[:] = [row, -row]
+        text[:] = bytes([row])
+        if isinstance(whole, dict):
+            whole["n"] = row
+        yield whole if isinstance(whole, dict) else make(array, numbers, text, row)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1], ids=["many rows", "one row"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda array, *_: array,
+        lambda array, *_: array[:2],
+        lambda array, *_: Dense(array),
+        lambda _, numbers, *__: numbers,
+        lambda _, __, text, ___: text,
+        lambda array, *_: (array, "text"),
+        lambda array, numbers, text, row: {"a": array, "l": numbers, "t": text, "n": row},
+        lambda array, numbers, _, row: Pair(array, (row, numbers)),
+        lambda _, numbers, __, row: [[row], numbers],
+        lambda _, __, ___, row: row,
+    ],
+    ids=["array", "view", "vector", "list", "bytes", "tuple", "dict", "row", "lists", "number"],
+)
+def test_a_generator_may_fill_one_row_again_for_each_row(make, chunk_bytes):
+    """A chunk's rows are taken before they are encoded: without copies all would be the last."""
+    config = FeedConfig(chunk_bytes=chunk_bytes, chunk_rows=3)
+    found = [
+        repr(row)
+        for chunk in Packer(config).chunks(filled_again(make))
+        for row in rows_of(through_wire(chunk))
+    ]
+    assert found == [
+        repr(row)
+        for each in range(8)
+        for chunk in Packer(config).chunks(iter([list(filled_again(make, each + 1))[-1]]))
+        for row in rows_of(through_wire(chunk))
+    ]
+
+
+def test_a_vector_that_makes_its_array_may_be_filled_again_too():
+    def filled():
+        vector = Sparse()
+        for vector.value in range(8):
+            yield vector
+
+    found = [row for chunk in Packer(FeedConfig()).chunks(filled()) for row in rows_of(chunk)]
+    assert [row.tolist() for row in found] == [[row] * 3 for row in range(8)]
+
+
+def test_rows_that_share_nothing_are_not_copied():
+    class Lazy:
+        """A vector that cannot be copied."""
+
+        def __init__(self, value):
+            self._value = value
+            self._lock = threading.Lock()
+
+        def toArray(self):
+            return np.full(3, self._value)
+
+    rows = [(Lazy(row), {"x": [row]}) for row in range(8)]
+    found = round_trip(rows)
+    assert [(array.tolist(), part) for array, part in found] == [
+        ([row] * 3, {"x": [row]}) for row in range(8)
+    ]

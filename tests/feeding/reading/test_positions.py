@@ -30,6 +30,7 @@ from feeding.reading.positions import (
     course_after,
     refuse_changed,
     versions,
+    work_of,
 )
 from feeding.reading.reader import DirectReader
 from feeding.reading.splits import SourceFile, Split, deal_beside
@@ -175,9 +176,6 @@ def test_rows_are_read_once_whoever_stops_where_and_goes_on(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splits, "PIECE_BYTES", pieces * ROW_BYTES)
         patch.setattr(lanes, "_LEAST_TURN_ROWS", 2)
-        patch.setattr(splits.share, "__kwdefaults__", {
-            "seed": None, "epoch": 0, "piece_bytes": pieces * ROW_BYTES,
-        })  # fmt: skip
         shuffle = {"seed": seed, "shuffle_rows": 1 if seed is None else window}
         course, seen = START, []
         shuffle["most_bytes"] = most_bytes
@@ -330,3 +328,18 @@ def test_a_file_that_gains_a_version_makes_versions_that_are_not_compared():
     before, told = versions([known, bare]), dataclasses.replace(bare, version="etag q")
     assert not is_other(before, versions([known, told]))
     assert is_other(before, versions([dataclasses.replace(known, version="etag b"), bare]))
+
+
+@pytest.mark.parametrize("num_workers", [1, 40])
+def test_files_are_put_in_order_once_for_all_workers(monkeypatch, num_workers):
+    pieces_of, asked = splits.byte_pieces, Counter[str]()
+
+    def counted(file: SourceFile, *more: int) -> list[Split]:
+        asked[file.path] += 1
+        return pieces_of(file, *more)
+
+    monkeypatch.setattr(splits, "byte_pieces", counted)
+    files = [SourceFile(f"f{number}", 1000, False) for number in range(100)]
+    stop = tuple(EpochPosition(2, front=Front(((0, 5),), 1)) for _ in range(num_workers))
+    work_of(files, 0, num_workers, seed=1, epoch=2, stops=[stop])
+    assert set(asked.values()) == {1}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.errors import FeedSettingsError
-from feeding.reading.splits import SourceFile, share
+from feeding.reading.splits import PIECE_BYTES, SourceFile, Split, deal_beside, share, shares
 
 FILES = st.lists(
     st.tuples(st.integers(0, 500), st.booleans()).map(lambda each: each), max_size=8
@@ -89,3 +92,44 @@ def test_impossible_shares_are_refused():
         share([], 2, 2)
     with pytest.raises(FeedSettingsError, match="piece_bytes"):
         share([], 0, 1, piece_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        ("plain", "3e8ee0c3ec535a1d"),
+        ("mixed", "44b5db78bdac7c0b"),
+        ("gz", "6edf2ea5ec2650bb"),
+        ("rows", "f3fc7009e67821c0"),
+    ],
+)
+def test_shares_stay_what_saved_positions_point_into(kind, digest):
+    chosen = random.Random(7)
+    files = []
+    for n in range(40):
+        size = chosen.choice([0, 1, 1000, 1000, 5 * PIECE_BYTES + n, 30 * PIECE_BYTES])
+        is_cut = kind == "plain" or (kind == "mixed" and n % 3 > 0)
+        rows = tuple(chosen.randrange(0, 9) for _ in range(n % 4)) if kind == "rows" else None
+        files.append(SourceFile(f"f{n * 7 % 40}", size, is_cut, rows))
+    found = hashlib.blake2b(digest_size=8)
+    for seed in (None, 3):
+        for num_workers in (1, 3, 7):
+            for worker, mine in enumerate(shares(files, num_workers, seed=seed, epoch=2)):
+                for s in mine:
+                    found.update(
+                        f"{seed} {num_workers} {worker} {s.path} {s.start} {s.stop} "
+                        f"{s.piece};".encode()
+                    )
+    assert found.hexdigest() == digest, "workers would continue elsewhere in their files"
+
+
+def test_what_is_dealt_stays_what_saved_positions_point_into():
+    found = hashlib.blake2b(digest_size=8)
+    for seed in range(200):
+        chosen = random.Random(seed)
+        count = chosen.randrange(20)
+        parts = [Split(f"f{n}", 0, chosen.choice([1, 5, 5, 9, 40]), None) for n in range(count)]
+        loads = [chosen.randrange(0, 60) for _ in range(chosen.randrange(1, 8))]
+        whole = {f"f{n}" for n in range(0, 20, chosen.choice([1, 2, 3]))}
+        found.update(repr(deal_beside(parts, loads, whole)).encode())
+    assert found.hexdigest() == "53db50c7ed2cc7a5", "workers would continue elsewhere"

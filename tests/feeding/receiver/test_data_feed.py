@@ -174,6 +174,17 @@ def test_a_dict_of_what_is_no_array_is_no_result(value, kind):
     assert feed.next_batch(1) == []
 
 
+def test_the_mask_of_results_is_not_lost_silently():
+    _, feed = make([[1.0, 2.0]], mode="inference")
+    feed.next_batch(2)
+    masked = np.ma.array([0.5, 1e20], mask=[False, True])
+    with pytest.raises(ResultTypeError, match=r"got a masked array: .*filled\(\) values"):
+        feed.batch_results(masked)
+    with pytest.raises(ResultTypeError, match=r"masked array in 'pred': .*filled"):
+        feed.batch_results({"digit": np.zeros(2), "pred": masked})
+    feed.batch_results(masked.filled(0))
+
+
 def test_input_mapping_orders_tensors_by_column_name():
     rows = [(i, float(i)) for i in range(3)]  # as df.select(sorted(["features", "label"])) gives
     _, feed = make([rows], input_mapping={"label": "y", "features": "x"})

@@ -47,6 +47,10 @@ def test_an_option_that_nothing_reads_is_refused(refused, options, other):
     assert f"{options[0]} without {other}: give both" in refused(*options)
 
 
+def test_the_beginning_of_an_options_name_is_no_option(refused):
+    assert "unrecognized arguments: --log-l info" in refused("--log-l", "info")
+
+
 def test_a_level_that_is_none_is_refused_with_those_that_are(refused):
     assert "DEBUG" in refused("--log-level", "loud")
 

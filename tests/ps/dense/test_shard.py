@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ps.dense.ema import MovingAverage
 from ps.dense.shard import DenseShard
 from ps.errors import ManifestMismatch, NonFiniteGradient, PSSettingsError, ShapeError
 from ps.manifest.manifest import (
@@ -324,3 +325,21 @@ def test_parallel_pushes_are_neither_lost_nor_torn():
         thread.join(60)
     assert set(pull([shard])) == {np.float32(pushes * num_threads)}
     assert {shard.version(i) for i in shard.bucket_ids} == {pushes * num_threads}
+
+
+def test_a_pull_during_the_first_update_has_no_average_that_is_not_filled_yet(monkeypatch):
+    """Pulls take no lock: until the average is written, its values stand for it."""
+    [shard] = shards(manifest(SGD(ema_momentum=0.9)))
+    seed([shard], numbers(0))
+    seen = []
+    follow = MovingAverage.follow
+
+    def looked_at(*arguments):
+        seen.append(averages_of([shard]))
+        follow(*arguments)
+
+    monkeypatch.setattr(MovingAverage, "follow", looked_at)
+    shard.apply(0, numbers(1)[: shard.buckets[0].num_elements], Hyper(0.05))
+    assert seen[0].tobytes() == pull([shard]).tobytes()
+    assert averages_of([shard]).tobytes() == pull([shard]).tobytes()
+    assert (shard.step(0), shard.version(0)) == (1, 2)

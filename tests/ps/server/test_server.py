@@ -100,6 +100,12 @@ def test_seeding_other_parameters_lists_the_differences():
         assert bed.pulled(bed.workers(manifest, filled(manifest))[0])["trainable"].sum() == 0
 
 
+def test_a_manifest_that_an_empty_server_cannot_read_is_refused_with_the_field():
+    manifest = make_manifest(reduction="max")
+    with cluster() as bed, pytest.raises(ManifestMismatch, match=r"'max' - at `\$\.reduction`"):
+        bed.client().seed(manifest, filled(manifest))
+
+
 def test_attach_waits_for_the_seed():
     manifest = make_manifest()
     with cluster(num_servers=2, num_workers=2) as bed:
@@ -864,6 +870,16 @@ def test_restore_into_a_serving_shard_is_refused(tmp_path: Path):
         client.save(tmp_path, 1)
         with pytest.raises(ServerPhaseError, match="EMPTY"):
             client.restore(tmp_path)
+
+
+def test_a_run_that_resumes_is_told_that_the_checkpoint_keeps_what_it_would_change(tmp_path: Path):
+    saved, other = make_manifest(rule=Adam()), make_manifest(rule=Adam(beta_1=0.5))
+    with cluster() as bed:
+        bed.workers(saved, filled(saved))[0].save(tmp_path, 7)
+    with cluster() as bed:
+        bed.client().restore(tmp_path)
+        with pytest.raises(ManifestMismatch, match=r"rule.*resumes from step 7 of a checkpoint"):
+            bed.client().seed(other, filled(other))
 
 
 def test_a_step_is_saved_once(tmp_path: Path):

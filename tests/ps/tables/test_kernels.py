@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.tables import hash_index, kernels
-from ps.tables.routing import parts_of_buckets
+from ps.tables.routing import Router, parts_of_buckets
+from tests.support.tables import table
 
 KEY = hash_index.new_key()
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80)
@@ -90,6 +91,18 @@ def test_an_id_of_another_server_or_out_of_order_or_too_large_is_found():
     own = out[: ends[2]].copy()
     assert check(own, parts, 0, 900, found) == np.flatnonzero(own > 900)[0]
     assert check(np.array([-1]), parts, 0, 2**63 - 1, found) == 0
+
+
+@pytest.mark.parametrize(
+    "stored", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]]
+)
+def test_rows_and_gradients_may_be_stored_in_any_order(stored):
+    routed = Router(table(dim=3), 2).route([[5, 9], [9, 7]])
+    rows = np.arange(9, dtype=np.float32).reshape(3, 3)
+    expanded = routed.expand(stored(rows))
+    np.testing.assert_array_equal(expanded, rows[routed.inverse].reshape(2, 2, 3))
+    times = np.bincount(routed.inverse)[:, None]
+    np.testing.assert_array_equal(routed.summed(stored(expanded)), rows * times)
 
 
 def test_gradients_of_equal_ids_are_summed_in_their_order():

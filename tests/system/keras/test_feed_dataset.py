@@ -860,6 +860,7 @@ def test_errors_of_feed_and_arguments_reach_fit():
         for wrong in (0, -1, 1.5, "32", True):
             with pytest.raises(SettingsError, match="batch_size must be an int >= 1, got "):
                 FeedDataset(ctx, wrong)  # type: ignore[arg-type]  # on purpose
+        FeedDataset(ctx, np.int64(32))  # type: ignore[arg-type]  # of a grid of numpy's
         model = distribute(make_model(), ctx)
         with pytest.raises(SettingsError, match="contain their targets"):
             model.fit(FeedDataset(ctx, BATCH), sample_weight=Y)

@@ -217,6 +217,18 @@ def test_the_rows_of_a_running_fit_are_evaluated_between_its_epochs_alone(tmp_pa
     assert stopped["val_loss"], "nothing trains the rows that are left"
 
 
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_pass_that_measures_the_rows_of_a_fit_is_no_step_of_it(tmp_path, validates):
+    sink = SeenProgress(lambda _: None)
+    place = Mock(spec=Place(0, 1), rank=0, num_workers=1, seen_progress=sink, absolute_path=str)
+    read = Reading(place).tfrecord(write(tmp_path / "rows", range(24)), COLUMNS)
+    model, data = make_model(), read.shuffled(1).dataset(8, feature_cols="x", label_cols="n")
+    inner = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.evaluate(data, verbose=0))
+    given = {"validation_data": data} if validates else {"callbacks": [inner]}
+    model.fit(data, epochs=3, verbose=0, **given)
+    assert sink.so_far == (9, 72)
+
+
 def test_fit_on_files_is_refused_if_the_servers_are_left_out(tmp_path):
     path = write(tmp_path / "rows", range(50))
     reading = Reading(PlaceWithServers(0, 2))  # type: ignore[arg-type]
@@ -231,7 +243,7 @@ def test_a_fit_without_callbacks_of_ours_tells_its_steps_rows_epochs_and_loss(tm
     data = read.dataset(4, feature_cols="x", label_cols="n")
     history = make_model().fit(data, epochs=3, initial_epoch=1, verbose=0).history
     seen = [(each["epoch"], each["steps"], each["rows"]) for each in place.told]
-    first = [(2, 0, 0), (2, 1, 4), (2, 2, 8), (2, 3, 10)]
+    first = [(0, 0, 0), (2, 1, 4), (2, 2, 8), (2, 3, 10)]
     second = [(3, 3, 10), (3, 4, 14), (3, 5, 18), (3, 6, 20)]
     assert list(dict.fromkeys(seen)) == [*first, *second]
     assert all(each["epochs"] == 3 for each in place.told)

@@ -9,6 +9,8 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,13 +20,14 @@ import tfos.keras
 from feeding.filesystem.registry import filesystem_for
 from tests.support.hostile_names import PATHS_THAT_LEAD_ASTRAY
 from tests.support.keras_training import DEADLINE_S, Context, blobs, serving, together
-from tfos.control.messages import EpochTrained
+from tfos.control.messages import MAX_METRICS, EpochTrained
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras.export import export, load_model
 from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
-from tfos.keras.fit.epoch_agreement import Report, combine
+from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Report, combine
+from tfos.keras.fit.epoch_report import shown_metrics
 
 tf = pytest.importorskip("tensorflow")
 
@@ -297,6 +300,42 @@ def test_a_chief_that_comes_back_follows_what_was_decided_without_it(first):
         for weight, average in zip(models[2].get_weights(), averages, strict=True):
             np.testing.assert_array_equal(weight, average)
         chief.client.close()
+
+
+def test_an_epoch_without_a_lost_worker_says_so_once(caplog):
+    with serving(num_workers=2) as cluster:
+        cluster.servers[0].worker_lost(1)
+        model = distribute(make_model(keras.optimizers.SGD(0.1)), cluster.contexts[0])
+        model.fit(X[:64], Y[:64], epochs=3, verbose=0)
+        reported = [each for each in cluster.contexts[0].reported if hasattr(each, "rows")]
+        assert [each.rows for each in reported] == [64] * 3
+    (warning,) = [each for each in caplog.messages if "steps and rows" in each]
+    assert warning.startswith("from epoch 1 on the metrics, steps and rows, in fit's history too, ")
+    assert "are those of 1 of 2 workers, without worker 1. It was lost" in warning
+
+
+def test_epochs_that_workers_are_missing_in_are_told_from_the_first_to_the_last(caplog):
+    trainer = SimpleNamespace(ctx=SimpleNamespace(num_workers=3))
+    before: Any = SimpleNamespace(_trainer=trainer, _absent=())
+    for epoch, ranks in enumerate([(0, 1, 2), (0,), (0,), (0, 2), (0, 1, 2), (0, 1, 2)]):
+        BeforeCallbacks._tell_absent(before, epoch, dict.fromkeys(ranks, Report(1, {})))
+    assert [(each.split()[:3], each.count("worker ")) for each in caplog.messages] == [
+        (["from", "epoch", "2"], 1),
+        (["from", "epoch", "4"], 1),
+        (["epoch", "5:", "the"], 0),
+    ]
+    assert "without worker 1, 2. It" in caplog.messages[0]
+
+
+def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_some(caplog):
+    logs: dict[str, Any] = {f"a_{number}": 0.5 for number in range(MAX_METRICS)}
+    logs |= {"f1": np.array([0.5, 0.25]), "loss": 1.0, "text": "x", "val_loss": 2.0}
+    shown_metrics(logs)
+    kept = shown_metrics(logs)
+    assert len(kept) == MAX_METRICS
+    assert (kept["loss"], kept["val_loss"], kept["a_0"]) == (1.0, 2.0, 0.5)
+    (warning,) = [each for each in caplog.messages if "left out" in each]
+    assert warning.startswith(f"'f1', 'a_{MAX_METRICS - 2}', 'a_{MAX_METRICS - 1}': left out")
 
 
 def with_frozen(seed, dtype="float32"):

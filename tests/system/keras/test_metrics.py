@@ -12,8 +12,9 @@ import pytest
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from ps.protocol.messages import MAX_OPEN_BYTES
-from tests.support.keras_training import blobs, serving
+from tests.support.keras_training import blobs, rows_of, serving
 from tests.system.keras.test_validation import run
+from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.metric_states import (
@@ -21,6 +22,7 @@ from tfos.keras.fit.metric_states import (
     MetricStates,
     inexact,
     measure,
+    uncommon,
 )
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
@@ -118,7 +120,58 @@ def test_logs_of_unequal_shares_are_the_values_over_all_rows(caplog):
     (warning,) = [each for each in caplog.messages if "'largest'" in each]
     assert "mean of the workers' own values, weighted by their rows" in warning
     assert "set state_is_additive = True in the class" in warning
-    assert not any(f"'{name}'" in each for name in expected for each in caplog.messages)
+    told = [each for each in caplog.messages if "left out at the driver" not in each]
+    assert not any(f"'{name}'" in each for name in expected for each in told)
+
+
+def test_metrics_that_keras_has_numbered_apart_are_told(caplog):
+    """The chief has made a metric more than worker 1, as for a model of its own."""
+    parts = list(zip(X, Y, strict=True))
+    with serving(num_workers=2) as cluster:
+        counts = [keras.metrics.TruePositives() for _ in range(2)]
+        models = [make_model(each) for each in counts]
+        names = [each.name for each in counts]
+        assert names[0] != names[1]
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx)
+            return model.fit(FeedDataset(ctx, 8), epochs=2, verbose=0).history
+
+        history, _ = run(cluster, work, 2, lambda *_: [], lambda rank, _: parts[SHARES[rank]])
+    assert set(names) < set(history)
+    (warning,) = [each for each in caplog.messages if "other names" in each]
+    assert f"(worker 0: {names[0]}; worker 1: {names[1]})" in warning
+    assert "steps and rows" not in caplog.text
+
+
+def test_a_worker_without_a_batch_has_no_other_names(caplog):
+    """It knows the sum of the losses, and not yet those of the outputs."""
+    rows, columns = rows_of(*blobs(60)), ColumnRoles(map_fn=lambda x, y: (x, [y, y]))
+
+    def two_outputs():
+        given = keras.Input((20,))
+        outputs = [keras.layers.Dense(1, name=name)(given) for name in ("a", "b")]
+        model = keras.Model(given, outputs)
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
+        return model
+
+    with serving(num_workers=2) as cluster:
+        models = [two_outputs() for _ in range(2)]
+
+        def work(rank):
+            ctx = cluster.contexts[rank]
+            model = distribute(models[rank], ctx)
+            return model.fit(FeedDataset(ctx, 8, columns), epochs=1, verbose=0).history
+
+        history, _ = run(cluster, work, 1, lambda *_: [], lambda rank, _: [] if rank else rows)
+    assert set(history) == {"loss", "a_loss", "b_loss"}
+    assert "other names" not in caplog.text
+
+
+def test_names_that_not_all_workers_have_are_told_by_rank():
+    assert uncommon({0: ("loss", "auc"), 2: ("auc", "loss")}) == {}
+    assert uncommon({0: ("loss", "auc"), 1: ("loss", "auc_1")}) == {0: ["auc"], 1: ["auc_1"]}
 
 
 KERAS_METRICS = {

@@ -46,8 +46,6 @@ def files(tmp_path: Path, monkeypatch) -> Path:
         records.close()
         (root / name).write_bytes(file.getvalue())
     monkeypatch.setattr(splits, "PIECE_BYTES", 3000)
-    defaults = {"seed": None, "epoch": 0, "piece_bytes": 3000}
-    monkeypatch.setattr(splits.share, "__kwdefaults__", defaults)
     return root
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ps.stats.server_stats import ServerStats, TableStats
 from rpc.histogram import Latency
 from tests.support.waiting import wait_until
-from tfos.keras.fit.tensorboard_scalars import ClusterScalars, _Recorder, server_scalars
+from tfos.keras.fit import tensorboard_scalars
+from tfos.keras.fit.tensorboard_scalars import (
+    ClusterScalars,
+    _record,
+    _Recorder,
+    server_scalars,
+)
 
 pytestmark = pytest.mark.tf
 
@@ -86,6 +93,22 @@ def test_the_first_point_of_a_server_is_since_its_start(before: ServerStats | No
     assert found["tfos/updates/per_s"] == 50.0
 
 
+@pytest.mark.parametrize("filled", [{"restored_step": 9000}, {"resumed_step": 9000}])
+def test_the_first_point_of_a_resumed_run_has_no_updates_of_the_run_before(filled):
+    first = stats(60.0, 9100, 1.0, **filled)
+    assert "tfos/updates/per_s" not in dict(server_scalars(first))
+    later = stats(65.0, 9200, 2.0, **filled)
+    assert dict(server_scalars(later, first))["tfos/updates/per_s"] == 20.0
+
+
+def test_no_request_has_no_mean():
+    """As of pushes during a validation: 0 ms would look fast."""
+    first, later = stats(60.0, 100, 1.0), stats(65.0, 100, 1.0)
+    found = dict(server_scalars(later, first))
+    assert not any(name.endswith("mean_ms") for name in found)
+    assert found["tfos/push/p99_ms_since_start"] == 4.0
+
+
 def test_a_server_that_nobody_used_has_no_latencies():
     found = dict(server_scalars(ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)))
     assert not any(name.split("/")[1] in ("push", "pull", "apply", "staleness") for name in found)
@@ -109,3 +132,37 @@ def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():
     assert len(writing()) == 1
     callback.on_train_end()
     assert not writing()
+
+
+@pytest.mark.parametrize(
+    ("write_s", "wait_s", "fit_s", "points", "longest_s"),
+    [
+        pytest.param(0.01, 0.0, 1000.0, 200, 5.0, id="a short one"),
+        pytest.param(0.01, 60.0, 1000.0, 17, 5.0, id="a server that restarts"),
+        pytest.param(2.0, 0.0, 1000.0, 25, 40.0, id="many tables"),
+        pytest.param(0.01, 0.0, 30 * 86_400.0, 7240, 2592.0, id="thirty days"),
+    ],
+)
+def test_points_cost_little_time_and_space_whatever_their_number(
+    monkeypatch, write_s, wait_s, fit_s, points, longest_s
+):
+    now, busy, pauses = [0.0], [0.0], []
+
+    def wait(pause_s):
+        pauses.append(pause_s)
+        now[0] += pause_s
+        return now[0] > fit_s
+
+    def write():
+        now[0] += write_s + wait_s
+        busy[0] += write_s
+
+    clocks = SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: busy[0])
+    monkeypatch.setattr(tensorboard_scalars, "time", clocks)
+    recorder: Any = SimpleNamespace(write=write, is_broken=False, close=lambda: None)
+    ending: Any = SimpleNamespace(wait=wait)
+    _record(recorder, ending, 5.0)
+    assert min(pauses) == 5.0
+    assert max(pauses) == pytest.approx(longest_s, rel=0.01)
+    assert len(pauses) == pytest.approx(points, rel=0.05)
+    assert busy[0] <= 0.06 * now[0]

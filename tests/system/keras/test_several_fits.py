@@ -125,6 +125,22 @@ def test_only_the_chiefs_callbacks_end_an_epoch_in_its_middle(consistency: Any, 
         assert caplog.text.count("the chief's callbacks decide") == 1
 
 
+def test_fits_keep_their_numbers_where_a_restarted_chief_skips_one():
+    x, y, weights = data(1)
+    options = {"batch_size": BATCH, "verbose": 0, "sample_weight": weights}
+
+    def numbers(place: FitPlace | None) -> list[int]:
+        with serving() as cluster:
+            cluster.contexts[0].fit_place = place
+            model = make_model(cluster, "sync")
+            for _ in range(2):
+                model.fit(x, y, **options)
+            return [each.fit for each in cluster.contexts[0].reported if hasattr(each, "fit")]
+
+    (_, before), (number,) = numbers(None), numbers(FitPlace(1, 0))
+    assert number == before + 2
+
+
 def test_a_fit_that_is_asked_to_stop_ends_with_its_epoch():
     x, y, weights = data(8)
     with serving() as cluster:

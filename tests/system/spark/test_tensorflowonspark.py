@@ -122,6 +122,32 @@ def test_rows_are_fed_and_answered_and_ports_are_held(spark, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"port-0-prog", "port-1-prog"}
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
+@ON_EXECUTORS
+def test_a_stream_is_answered_until_another_process_stops_it(spark, tmp_path, monkeypatch):
+    from pyspark.streaming import StreamingContext
+    from tensorflowonspark import TFCluster, reservation
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # has the ticket
+    stream_context = StreamingContext(spark, 0.5)
+    batches = [spark.parallelize([[x, x] for x in range(n, n + 10)], 2) for n in (0, 10)]
+    args, mode = {"path": FORWARDS}, TFCluster.InputMode.SPARK
+    cluster = TFCluster.run(spark, squares, args, 2, 0, input_mode=mode)
+    stop = reservation.Client(cluster.cluster_meta["server_addr"]).request_stop
+    answers = []
+
+    def keep(rdd):
+        answers.append([row.tolist() for row in rdd.collect()])
+        if not answers[-1]:  # both batches are answered
+            stop()
+
+    cluster.inference(stream_context.queueStream(batches)).foreachRDD(keep)
+    stream_context.start()
+    cluster.shutdown(stream_context, timeout=120)
+    assert answers[:2] == [[[x * x, x * x] for x in range(n, n + 10)] for n in (0, 10)]
+
+
 @ON_EXECUTORS
 def test_parallel_runs_share_the_work(spark, tmp_path):
     import argparse

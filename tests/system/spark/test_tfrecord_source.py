@@ -237,7 +237,7 @@ def test_tensorflowonsparks_functions_write_where_nothing_is_and_know_what_they_
     dfutil.saveAsTFRecords(df, str(tmp_path / "data"))
     with pytest.raises(Exception, match="it exists"):
         dfutil.saveAsTFRecords(df, str(tmp_path / "data"))
-    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "data"), binary_features=["text"])
+    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "data"), binary_features="text")
     assert dict(loaded.dtypes) | {"d": "double", "f": "double", "text": "binary"} == dict(
         loaded.dtypes
     )

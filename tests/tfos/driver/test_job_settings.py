@@ -11,7 +11,9 @@ from tfos.driver.job_settings import applied, of_job
 from tfos.errors import SettingsError
 from tfos.files.inputs import NAME, InputFiles
 from tfos.slots.resources import Resources, RoleResources
+from tfos.topology import plan
 
+NODES = plan(3, 1)
 CORES = st.one_of(st.none(), st.integers(1, 64))
 MEMORY = st.sampled_from([None, "8g", "512m"])
 
@@ -35,7 +37,7 @@ MEMORY = st.sampled_from([None, "8g", "512m"])
 )
 def test_what_is_written_is_what_is_read(ps, workers, placement, inputs, output):
     conf = dict(of_job(RoleResources(ps, workers, placement), inputs, output))
-    resources, config = applied({**conf, "spark.x": "y"}, RoleResources(), ClusterConfig())
+    resources, config = applied({**conf, "spark.x": "y"}, RoleResources(), ClusterConfig(), NODES)
     assert (resources.ps or Resources(), resources.workers or Resources()) == (ps, workers)
     assert resources.placement == placement
     assert config.inputs == tuple(sorted(inputs, key=lambda each: each.name))
@@ -46,14 +48,32 @@ def test_a_calls_own_arguments_come_first():
     said = RoleResources(None, Resources(cores=4), "pack")
     conf = dict(of_job(said, [InputFiles(name="a", path="/a")], "/out"))
     own = ClusterConfig(inputs=(InputFiles(name="b", path="/b"),), output="/own")
-    resources, config = applied(conf, RoleResources(None, Resources(gpus=1), "spread"), own)
+    resources, config = applied(conf, RoleResources(None, Resources(gpus=1), "spread"), own, NODES)
     assert resources == RoleResources(None, Resources(gpus=1), "spread")
     assert config == own
 
 
+@pytest.mark.parametrize("nodes", [plan(2, 0), plan(3, 1, driver_ps_nodes=True)])
+def test_a_jobs_clusters_without_servers_on_executors_leave_its_servers_resources_out(nodes):
+    conf = dict(of_job(RoleResources(Resources(cores=2), Resources(cores=4))))
+    resources, _ = applied(conf, RoleResources(), ClusterConfig(), nodes)
+    assert resources == RoleResources(None, Resources(cores=4))
+    resources.check(nodes, "gpu")
+    own = RoleResources(Resources(cores=1))
+    resources, _ = applied(conf, own, ClusterConfig(), nodes)
+    with pytest.raises(SettingsError, match="ps_resources="):
+        resources.check(nodes, "gpu")
+
+
+def test_tensorflows_servers_take_the_jobs_resources_too():
+    conf = dict(of_job(RoleResources(Resources(cores=2))))
+    resources, _ = applied(conf, RoleResources(), ClusterConfig(), plan(4, 1, ps="tensorflow"))
+    assert resources.ps == Resources(cores=2)
+
+
 def test_without_settings_everything_is_as_it_was():
     resources, config = RoleResources(), ClusterConfig()
-    assert applied({"spark.master": "yarn"}, resources, config) == (resources, config)
+    assert applied({"spark.master": "yarn"}, resources, config, NODES) == (resources, config)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +90,11 @@ def test_without_settings_everything_is_as_it_was():
 )
 def test_a_wrong_setting_is_refused_by_its_name(name, value, text):
     with pytest.raises(SettingsError) as refused:
-        applied({f"spark.tfos.{name}": value}, RoleResources(), ClusterConfig())
+        applied({f"spark.tfos.{name}": value}, RoleResources(), ClusterConfig(), NODES)
     assert text in str(refused.value)
 
 
 def test_a_wrong_mode_is_refused_with_what_is_allowed():
     conf = {"spark.tfos.inputs.a.path": "/a", "spark.tfos.inputs.a.mode": "copy"}
     with pytest.raises(SettingsError, match="mode of input 'a' must be 'list' or 'download'"):
-        applied(conf, RoleResources(), ClusterConfig())
+        applied(conf, RoleResources(), ClusterConfig(), NODES)

@@ -101,6 +101,52 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
     ]
 
 
+def test_a_second_fit_has_its_own_epochs():
+    """Its first report, before its first step, has no epoch yet."""
+    last = numbers(10.0, 3, 60, epoch_steps=9, epoch_s=1.0, epoch_rows=100, rows_per_epoch=200)
+    again = {**last, "epoch": 1.0, "epochs": 2.0, "epochs_begun": 4.0}
+    played = wait(
+        False,
+        lambda it: it.beat(**last),
+        lambda it: it.beat(**{**last, "at_s": 11.0, "epoch": 0.0}),
+        lambda it: it.beat(**{**again, "at_s": 20.0, "steps": 70.0, "rows": 700.0}),
+        lambda it: it.tell(messages.Done()),
+    )
+    assert played.shown[-2].startswith("epoch 1/2  100 of 200 rows")
+    assert played.final == [
+        "main_fun has returned on every worker: epoch 1/2  100 of 200 rows  9.0 steps/s"
+    ]
+
+
+def test_fits_of_one_epoch_are_epochs_of_their_own():
+    beats = [
+        numbers(at_s, 1, 10 * at_s, epoch_steps=9, epoch_s=1.0, epoch_rows=100)
+        | {"epochs": 1.0, "epochs_begun": at_s}
+        for at_s in (1.0, 2.0, 3.0)
+    ]
+    played = wait(
+        False,
+        *[lambda it, beat=beat: it.beat(**beat) for beat in beats],
+        lambda it: it.tell(messages.Done()),
+    )
+    assert {each[:19] for each in played.shown[:-1]} == {"epoch 1/1  100 rows"}
+
+
+def test_a_worker_that_is_started_again_begins_no_epoch_of_the_line():
+    """It counts its epochs anew, and knows no rows of the one before."""
+    known = numbers(10.0, 3, 60, epoch_steps=9, epoch_s=1.0, epoch_rows=100, rows_per_epoch=200)
+    again = {**known, "at_s": 1.0, "epochs_begun": 1.0, "rows_per_epoch": 0.0}
+    state, played = running(plan(2, 0)), Played(iter(()))
+    followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
+    beats = ((0, known, False), (1, known, True), (1, again, True))
+    for seq, (worker, beat, is_read) in enumerate(beats, 1):
+        node = NodeId("worker", worker)
+        state.on_heartbeat(messages.Heartbeat(node, seq, "main_fun", progress=beat), 1.0)
+        if is_read:
+            followed.follow(state, 1.0)
+    assert str(followed._progress).startswith("epoch 3/3  200 of 400 rows")
+
+
 def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():
     played = wait(
         False,

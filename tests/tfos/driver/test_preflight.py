@@ -117,14 +117,16 @@ def test_the_overhead_told_at_the_start_is_that_of_the_nodes_on_one_executor(
 def test_every_output_of_a_cluster_gets_its_meaning_before_anything_starts():
     saves = ClusterConfig(checkpoints=Checkpoints(directory="/runs/7"), save_on_interrupt="/last")
     board = TensorBoardConfig(is_wanted=True, log_dir="/runs/7/logs")
-    found = preflight.outputs(*preflight.placed_outputs(saves, board, _facts("yarn")))
+    placed = preflight.placed_outputs(saves, board, _facts("yarn"))
+    found = preflight.outputs(*placed, plan(2, 1))
     assert found == {
         "checkpoints": "hdfs://nn:8020/runs/7",
         "parameters of an interrupted cluster": "hdfs://nn:8020/last",
         "TensorBoard's files": "hdfs://nn:8020/runs/7/logs",
     }
+    assert preflight.LAST_CHECKPOINT not in preflight.outputs(*placed, plan(2, 0))
     nothing = preflight.placed_outputs(ClusterConfig(), TensorBoardConfig(), _facts("yarn"))
-    assert preflight.outputs(*nothing) == {}
+    assert preflight.outputs(*nothing, plan(2, 1)) == {}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,9 @@ def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besid
 @pytest.mark.parametrize(
     ("queues", "text"),
     [
-        ("input", "got the str 'input'"),
+        ("input", "queues must be a list of names, got 'input'"),
+        (5, "queues must be a list of names, got 5"),
+        (None, "queues must be a list of names, got None"),
         ([], "names no feed"),
         (["output"], "names no feed"),
         (["a", "a"], "holds a name twice"),

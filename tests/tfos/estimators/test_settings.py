@@ -11,6 +11,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
@@ -43,6 +44,18 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(epochs=-1), "^epochs must be an int >= 1, got -1"),
         (FitSettings(epochs=1.5), "^epochs must be an int >= 1, got 1.5"),  # type: ignore[arg-type]
         (FitSettings(epochs=True), "^epochs must be an int >= 1, got True"),
+        (FitSettings(cluster_size="2"), r"^clusterSize must be an int, got '2' \(str\)"),  # type: ignore[arg-type]
+        (FitSettings(cluster_size=True), r"^clusterSize must be an int, got True \(bool\)"),
+        (FitSettings(cluster_size=None), "^clusterSize must be an int, got None"),  # type: ignore[arg-type]
+        (FitSettings(num_ps=1.0), "^numPS must be an int, got 1.0"),  # type: ignore[arg-type]
+        (FitSettings(seed=1.5), "^seed must be an int, got 1.5"),  # type: ignore[arg-type]
+        (FitSettings(seed=np.int64(3)), r"^seed must be an int, got np.int64\(3\) \(int64\)"),  # type: ignore[arg-type]
+        (
+            FitSettings(consistency="ssp", staleness_bound=2.5),  # type: ignore[arg-type]
+            "^stalenessBound must be an int, got 2.5",
+        ),
+        (FitSettings(exactly_once="no"), "^exactlyOnce must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (FitSettings(verbose=1), "^verbose must be True or False, got 1"),  # type: ignore[arg-type]
         (FitSettings(validation_split=1.0), "validationSplit=1.0; it is a share"),
         (FitSettings(cluster_size=2, num_ps=0), "clusterSize=2 with numPS=0"),
         (FitSettings(cluster_size=2, num_ps=2), "leaves no worker"),

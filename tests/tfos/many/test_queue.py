@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tfos.many.messages import Ended, Ending, EndSlot, Train, WaitForItem
 from tfos.many.queue import ItemTraining, SlotAttempt, TrainingQueue, TrainingState
 
@@ -39,6 +41,22 @@ def test_items_are_given_out_in_order_and_the_table_fills():
     assert queue.is_complete
     assert queue.busy_s == 3.5
     assert queue.draw(A) == EndSlot()
+
+
+def test_slots_are_busy_while_they_train_also_before_an_item_has_ended():
+    now_s = [0.0]
+    queue = queue_of(6, clock=lambda: now_s[0])
+    queue.draw(A), queue.draw(B)
+    now_s[0] = 10.0
+    assert queue.busy_s == 20.0
+    assert queue.draw(A, holding=[0], is_ahead=True) == Train(2, 1)
+    now_s[0] = 12.0
+    assert queue.busy_s == 24.0, "an item ahead has not begun"
+    queue.ended(A, done(0, 11.0))
+    now_s[0] = 15.0
+    assert queue.busy_s == 11.0 + 15.0 + 3.0
+    queue.slot_lost(1, "gone")
+    assert queue.busy_s == 11.0 + 3.0, "nobody knows how long a lost attempt has trained"
 
 
 def test_a_slot_waits_while_another_ones_item_may_come_back():
@@ -190,11 +208,21 @@ def test_groups_are_trained_where_their_rows_are():
 
 def test_items_of_an_earlier_run_are_done():
     queue = queue_of(2)
-    queue.restore(0, ItemTraining(item="i0", seconds=3.0, metrics={"loss": 1.0}))
+    queue.restore({0: ItemTraining(item="i0", seconds=3.0, metrics={"loss": 1.0})})
     assert states(queue) == ["done", "waiting"]
     assert queue.draw(A) == Train(1, 1)
     queue.ended(A, done(1))
     assert queue.is_complete
+
+
+@pytest.mark.parametrize("homes", [None, [0] * 6])
+def test_what_an_earlier_run_left_is_trained_in_its_order(homes):
+    queue = queue_of(6, homes=homes)
+    queue.restore({item: ItemTraining(item=f"i{item}") for item in (3, 0, 4)})
+    assert queue.ended_items == [3, 0, 4]
+    orders = [queue.draw(A, (1, 2, 5)[:number]) for number in range(3)]
+    assert orders == [Train(1, 1), Train(2, 1), Train(5, 1)]
+    assert not queue.has_work(0)
 
 
 def test_a_report_that_repeats_another_ends_no_later_attempt():

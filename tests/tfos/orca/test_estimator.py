@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,20 @@ def test_a_loaded_model_is_not_taken_for_the_one_before(tmp_path):
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     estimator.load(str(tmp_path / "m.keras"))
     assert estimator._trained() == ModelRecipe(content=second, has_trained=True)
+
+
+def test_the_history_has_a_value_per_epoch_of_every_fit_in_each_column():
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    for history in (
+        {"loss": [3.0, 2.0]},
+        {"loss": [1.0], "val_loss": [1.5]},
+        {"val_loss": [1.25], "loss": [0.5]},
+    ):
+        estimator._take(FitResult(COMPILED, history), 0, FitSettings())
+    assert estimator.history["loss"] == [3.0, 2.0, 1.0, 0.5]
+    assert estimator.history["val_loss"] == pytest.approx(
+        [math.nan, math.nan, 1.5, 1.25], nan_ok=True
+    )
 
 
 def test_what_is_no_file_of_a_model_is_refused_when_it_is_loaded(tmp_path):

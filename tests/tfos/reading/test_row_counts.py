@@ -24,6 +24,23 @@ from tfos.worker.reports.seen_progress import SeenProgress
 pytestmark = pytest.mark.socket
 
 
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ({"seed": 1, "window_rows": 0}, "window_rows must be an int >= 1, got 0"),
+        ({"seed": 1, "window_rows": True}, "window_rows must be an int >= 1, got True"),
+        ({"seed": None}, r"shuffled\(None\): pass a seed"),
+        ({"seed": "1"}, "seed must be an int, got '1'"),
+        ({"seed": 1, "interleave": 0}, "interleave must be an int >= 1, got 0"),
+    ],
+)
+def test_an_order_that_cannot_work_is_refused_by_the_calls_own_names(order, text, tmp_path: Path):
+    lines = tmp_path / "a.txt"
+    lines.write_text("a\n")
+    with pytest.raises(SettingsError, match=text):
+        Reading(Worker(0, 1)).text(lines).shuffled(**order)
+
+
 @dataclass
 class Worker:
     """What ctx.read asks of a context."""

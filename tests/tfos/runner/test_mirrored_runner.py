@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.runner.mirrored_runner import MirroredStrategyRunner
 
@@ -33,11 +34,29 @@ class FakeContext:
         ({"num_slots": 2, "use_custom_strategy": 1}, "use_custom_strategy must be True or False"),
         ({"num_slots": 2, "local_mode": True}, r"got num_slots=2: use num_slots=1.*local\[N\]"),
         ({"num_slots": 1, "gpu_resource_name": ""}, "gpu_resource must be Spark's name"),
+        ({"num_slots": 1, "config": {}}, r"config must be a tfos.ClusterConfig or None, got \{\}"),
+        (
+            {"num_slots": 1, "config": ClusterConfig(gpu_resource="v100")},
+            r"gpu_resource='v100'\) with use_gpu=True and gpu_resource_name='gpu', which say 'gpu'",
+        ),
+        (
+            {"num_slots": 1, "config": ClusterConfig(gpu_resource=None)},
+            r"gpu_resource=None\) with use_gpu=True",
+        ),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_with_the_next_step(arguments, text):
     with pytest.raises(SettingsError, match=text):
         MirroredStrategyRunner(**arguments)
+
+
+def test_a_config_that_says_the_same_of_the_gpus_is_taken():
+    for given in (
+        {"gpu_resource_name": "v100", "config": ClusterConfig(gpu_resource="v100")},
+        {"use_gpu": False, "config": ClusterConfig(gpu_resource=None)},
+        {"use_gpu": False, "config": ClusterConfig()},
+    ):
+        MirroredStrategyRunner(num_slots=1, **given)  # type: ignore[arg-type]  # mypy joins them
 
 
 @pytest.mark.parametrize("amount", [None, "0", "much"])

@@ -237,7 +237,16 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},
-            "conf.'spark.executor.cores' = '2': another key of this file says '1'",
+            "conf.'spark.executor.cores' = '2': executor.cores and the roles' cores, also where "
+            "not written, make it '1'; write these instead",
+        ),
+        (
+            {"conf": {"spark.executor.instances": "9"}, "workers": 2},
+            "roles.ps and roles.workers, also where not written, make it '2'; write these instead",
+        ),
+        (
+            {"conf": {"spark.tfos.ps.core": "2"}},
+            "unknown setting spark.tfos.ps.core; did you mean spark.tfos.ps.cores?",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
     cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     address = cluster.cluster_meta["server_addr"]
     client = reservation.Client(address)
-    with pytest.raises(SettingsError, match="no cluster of this user trains a stream at"):
+    with pytest.raises(SettingsError, match="no cluster of this user reads a stream at"):
         client.request_stop()
     stream_stop.publish(cluster._reserved)
     (path,) = (tmp_path / "tfos" / "streams").iterdir()
@@ -260,7 +260,7 @@ def test_a_host_with_the_same_home_stops_the_stream_by_the_address_that_it_names
     _, port = cluster.cluster_meta["server_addr"]
     there = msgspec.structs.replace(found, kernel="another", address=f"driver.example:{port}")
     path.write_bytes(msgspec.msgpack.encode(there))
-    with pytest.raises(SettingsError, match="no cluster of this user trains a stream at"):
+    with pytest.raises(SettingsError, match="no cluster of this user reads a stream at"):
         reservation.Client(("127.0.0.1", port + 1)).request_stop()
     reservation.Client(("127.0.0.1", port)).request_stop()
     assert cluster.server.done

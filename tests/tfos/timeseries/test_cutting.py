@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tfos.errors import DataError
+from tfos.timeseries import cutting
 from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -50,6 +51,17 @@ def test_windows_stay_within_a_series_and_name_the_last_known_time():
         ("a", 2, [2, 3], [4]),
         ("c", 1, [7, 8], [9]),
     ]
+
+
+def test_the_windows_of_a_large_batch_come_in_several_tables(monkeypatch):
+    """All at once they are as many times larger than the rows as a window is long."""
+    monkeypatch.setattr(cutting, "_TABLE_VALUES", 8_000)
+    batch = rows_of(*series("a", range(300)), *series("b", range(200)))
+    plan = plan_of(lookback=90, horizon=10)
+    tables = list(cut([batch], plan))
+    assert max(table.num_rows for table in tables) * plan.length <= 8_000
+    found = [row["past"][0] for table in tables for row in table.to_pylist()]
+    assert found == [*range(201), *range(101)]
 
 
 def test_rows_without_a_name_of_a_series_are_one():

@@ -25,6 +25,7 @@ from tfos.monitor import stragglers
 from tfos.monitor.prometheus import ClusterPage
 from tfos.watch import snapshot as watch_snapshot
 from tfos.watch.job import STOP_REASON
+from tfos.watch.run_history import record_of
 from tfos.watch.snapshot import Seen
 
 BEAT_S = 5.0
@@ -44,6 +45,12 @@ def orders(bed: WatchedJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
         lambda actions: sent.extend((each.node.name, each.order) for each in actions),
     )
     return sent
+
+
+def node_of(bed: WatchedJob, name: str) -> dict[str, Any]:
+    """What the snapshot says of a node."""
+    found: dict[str, Any] = {each["name"]: each for each in bed.job.snapshot()["nodes"]}[name]
+    return found
 
 
 def test_the_snapshot_has_nodes_rates_servers_feeds_and_links(bed):
@@ -71,6 +78,77 @@ def test_the_snapshot_has_nodes_rates_servers_feeds_and_links(bed):
     assert (found["phase"], found["links"]) == ("RUNNING", {"spark": "http://127.0.0.1:4040"})
     assert found["curve"] == [[0.0, 32.0, 1280.0, 0.3]]
     assert found["checkpoints"] == {"directory": "/runs/7", "saved": None, "best": None}
+
+
+def test_counts_of_rows_are_the_newest_that_are_known_also_after_the_end(bed):
+    """A heartbeat is up to two seconds old, and none follows the last epoch of a short training."""
+    old = messages.FeedSnapshot("input", fed_rows=500, taken_rows=400, trained_rows=300)
+    bed.beat("worker:1", 1, progress={"at_s": 1.0}, feeds=(old,))
+    ended = messages.FeedSnapshot("input", fed_rows=900, taken_rows=900, trained_rows=900)
+    report_to(bed.coordinator, node_id("worker:1"), messages.FlushReached("input", 0, ended))
+    worker = node_of(bed, "worker:1")
+    feed = worker["feeds"][0]
+    assert [worker["rows"], feed["trained"], feed["fed"]] == [900] * 3
+    last = messages.FeedSnapshot("input", fed_rows=950, taken_rows=950, trained_rows=950)
+    report_to(bed.coordinator, node_id("worker:1"), messages.Done(feeds=(last,)))
+    worker = node_of(bed, "worker:1")
+    assert (worker["rows"], worker["feeds"][0]["trained"]) == (950, 950)
+
+
+def test_a_loop_that_reports_no_rows_has_the_rate_of_its_feeds(bed):
+    for seq, at_s in ((1, 0.0), (2, 2.0)):
+        feeds = (messages.FeedSnapshot("input", fed_rows=900, trained_rows=int(100 * at_s)),)
+        bed.beat("worker:1", seq, progress={"at_s": at_s}, feeds=feeds)
+    worker = node_of(bed, "worker:1")
+    assert (worker["rows"], worker["rows_per_s"], worker["steps_per_s"]) == (200, 100, 0)
+
+
+def test_a_node_that_is_silent_or_lost_has_no_rate(bed):
+    for name in ("worker:0", "worker:1"):
+        for seq, at_s in ((1, 0.0), (2, 2.0)):
+            bed.beat(name, seq, progress={"at_s": at_s, "steps": 10 * at_s, "rows": 640 * at_s})
+    assert node_of(bed, "worker:1")["rows_per_s"] == 640
+    bed.fail("worker:1", signal=9, message="was killed")
+    assert node_of(bed, "worker:1")["rows_per_s"] is None
+    assert node_of(bed, "worker:0")["rows_per_s"] == 640
+    bed.now_s += watch_snapshot.RATE_S + 1
+    assert node_of(bed, "worker:0")["steps_per_s"] is None
+
+
+def test_a_worker_whose_main_fun_has_returned_has_no_rate(bed):
+    """Its supervisor goes on with heartbeats, of the last numbers."""
+    for seq, at_s in ((1, 0.0), (2, 2.0)):
+        bed.beat("worker:1", seq, progress={"at_s": at_s, "steps": 10 * at_s})
+    report_to(bed.coordinator, node_id("worker:1"), messages.Done())
+    bed.beat("worker:1", 3, progress={"at_s": 2.0, "steps": 20.0})
+    assert node_of(bed, "worker:1")["steps_per_s"] is None
+
+
+def test_the_loss_of_a_lost_worker_does_not_stay_in_the_mean(bed):
+    for name, loss in (("worker:0", 0.1), ("worker:1", 2.3)):
+        bed.beat(name, 1, progress={"at_s": 1.0, "steps": 1.0, "loss": loss})
+    bed.fail("worker:1", signal=9, message="was killed")
+    bed.tick()
+    found = bed.job.snapshot()
+    assert found["curve"][-1][3] == 0.1
+    assert record_of(found).loss == 0.1
+
+
+def test_the_loss_of_a_worker_that_is_started_again_is_not_in_the_mean_meanwhile():
+    bed = WatchedJob(restarts=1)
+    for name, loss in (("worker:0", 0.1), ("worker:1", 2.3)):
+        bed.beat(name, 1, progress={"at_s": 1.0, "steps": 1.0, "loss": loss})
+    bed.fail("worker:1", signal=9, message="was killed")
+    bed.tick()
+    found = bed.job.snapshot()
+    assert {each["status"] for each in found["nodes"]} == {"running", "lost, is started again"}
+    assert (found["curve"][-1][3], record_of(found).loss) == (0.1, 0.1)
+
+
+def test_rows_of_an_epoch_that_nobody_has_counted_are_null(bed):
+    bed.note(messages.EpochTrained(1, 0, {}))
+    bed.note(messages.EpochTrained(2, 0, {}, rows=0, is_distributed=True))
+    assert [each["rows"] for each in bed.job.snapshot()["epochs"]] == [None, 0]
 
 
 def test_a_later_question_gets_the_newer_points_of_the_curve_alone(bed):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tfos.control import messages
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import GONE, Member, NodeStatus
 from tfos.control.permissions import admitted
 from tfos.control.restarts.driver_pause import DriverPause
 from tfos.control.restarts.node_end import (
@@ -42,7 +42,6 @@ _ATTEMPTS_PER_JOB = 100
 _NOTICE_S = 60.0
 """Seconds in which main_fun notices that TensorFlow's parameter server is gone. Its coordinator
 raises within a few; a step that hangs never does."""
-_GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
 _STAND_STILL = "workers stand still"
 
 
@@ -471,7 +470,7 @@ class ClusterState(ClusterOrders):
     def _without_lost(self, member: Member, now_s: float) -> list[Action]:
         """Fail a cluster of which this worker begins to wait for all, if one of them was lost."""
         # A worker that was lost after its main_fun returned is not waited for.
-        lost = [each for each in self.workers if each.status in _GONE and each.done is None]
+        lost = [each for each in self.workers if each.status in GONE and each.done is None]
         gone = [*self.gone, *lost]
         if not gone or not self.is_running:
             return []

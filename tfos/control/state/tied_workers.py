@@ -22,6 +22,10 @@ _EQUAL_STEPS = (
     "all workers must build the strategy and take the same number of steps: give each as many "
     "batches, as by dataset.repeat() and steps_per_epoch"
 )
+_ALL_SAVE = (
+    "All workers must take part in a save, too: compat.export_saved_model(model, path, is_chief), "
+    "or model.save() to a path of each worker's own"
+)
 
 
 def never_joins(cluster: ClusterView) -> NodeFailure | None:
@@ -48,7 +52,7 @@ def never_joins(cluster: ClusterView) -> NodeFailure | None:
 
 
 def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> NodeFailure:
-    """Return a failure with the worker that returned before, if TensorFlow missed it in a step.
+    """Return a failure with the worker that returned before, if TensorFlow missed it.
 
     Its own text calls that one unhealthy, and looks for a crash.
 
@@ -61,8 +65,8 @@ def explained(failure: NodeFailure, member: Member, cluster: ClusterView) -> Nod
     is_tensorflows = failure.error_type.startswith(f"{TENSORFLOW_ERRORS}.")
     if not (returned and member.in_collective and is_tensorflows):
         return failure
-    text = f"{failure.message}\nmain_fun of {returned[0]} had returned before: {_EQUAL_STEPS}"
-    return msgspec.structs.replace(failure, message=text)
+    text = f"main_fun of {returned[0]} had returned before: {_EQUAL_STEPS}. {_ALL_SAVE}"
+    return msgspec.structs.replace(failure, message=f"{failure.message}\n{text}")
 
 
 def stand_still(cluster: ClusterView, now_s: float) -> str:

@@ -90,7 +90,9 @@ class RowMapper:
         self._labels = labels
         self._weights = weights
         self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
-        by_part = () if isinstance(dtypes, Mapping) else dtypes or ()
+        by_part = () if isinstance(dtypes, Mapping) or dtypes is None else dtypes
+        if not isinstance(by_part, Sequence):
+            raise _no_dtypes(dtypes)
         self._dtypes = (by_part,) if isinstance(by_part, str) else tuple(by_part)
         for dtype in (*self._dtypes, *self._by_name.values()):
             _check_dtype(dtype)
@@ -257,7 +259,10 @@ def _select(columns: Any, selector: Any, what: str) -> Any:
         return _side_by_side({name: _one(columns, name, what) for name in names[selector]}, what)
     if isinstance(selector, str | int):
         return _one(columns, selector, what)
-    return _side_by_side({each: _one(columns, each, what) for each in selector}, what)
+    names = list(selector)
+    if len(set(names)) < len(names):
+        raise SettingsError(f"{what}={names} has a column twice; name each once")
+    return _side_by_side({each: _one(columns, each, what) for each in names}, what)
 
 
 def _select_inside(row: Array, selector: Any, what: str) -> Any:
@@ -341,6 +346,8 @@ def _check_dtype(dtype: Any) -> None:
     try:
         np.dtype(dtype)
     except TypeError:
-        raise SettingsError(
-            f"dtypes must be names of numpy dtypes such as 'float32', got {dtype!r}"
-        ) from None
+        raise _no_dtypes(dtype) from None
+
+
+def _no_dtypes(given: Any) -> SettingsError:
+    return SettingsError(f"dtypes must be names of numpy dtypes such as 'float32', got {given!r}")

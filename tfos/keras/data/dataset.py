@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, check_batch_size
 from feeding.columnar.ops import num_rows
 from feeding.reading.positions import Position
 from feeding.reading.splits import SourceFile
@@ -127,12 +127,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         name: str = "files",
         ctx: RowsContext | None = None,
     ) -> None:
-        if type(batch_size) is not int or batch_size < 1:
-            raise SettingsError(
-                f"batch_size must be an int >= 1, got {batch_size!r} ({type(batch_size).__name__})"
-            )
-        self._mapped = MappedReader(reader, batch_size, columns.mapper(keras.config.floatx()))
-        self._batch_size = batch_size
+        self._batch_size = check_batch_size(batch_size)
+        self._mapped = MappedReader(reader, self._batch_size, columns.mapper(keras.config.floatx()))
         self._prefetcher = Prefetcher(
             self._mapped.read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )
@@ -211,6 +207,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         The caller has trained the previous batch; its rows count as trained.
         """
+        if self._lone is not None and self._batches:  # the driver has it once its rows are trained
+            self._lone.trained(self._batches, self.rows, is_over=False)
         self._came_back()
         head = self._peek()
         self._over = is_end(head)
@@ -419,11 +417,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
                 )
         self.leave_loop()
         was_left, self._was_left = self._was_left, False
-        self._lone = None
-        if fit is not None and fit.is_lone and self._ctx is not None:
-            self._ctx.check_servers_used("fit() trains this model")
-            if fit.x is self:
-                self._lone = LoneProgress(fit, self, self._ctx.seen_progress)
+        self._lone = self._progress_of(fit)
         self._refusal_of_lists = "" if fit is None else refusal_of_lists(fit.model)
         self._trains = trains = fit is not None and fit.x is self
         if was_left and not trains:
@@ -439,6 +433,15 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             if sorted_by := self._sorted_by():
                 self._warn(f"the rows are trained sorted by {sorted_by}")
         return self
+
+    def _progress_of(self, fit: RunningFit | None) -> LoneProgress | None:
+        """Return the progress of a `fit` of these rows whose model is not distributed."""
+        if fit is None or not fit.is_lone or self._ctx is None:
+            return None
+        self._ctx.check_servers_used("fit() trains this model")
+        if fit.x is not self:
+            return None
+        return self._lone if fit.measures else LoneProgress(fit, self, self._ctx.seen_progress)
 
     def _check_measured(self, fit: RunningFit) -> None:
         """Refuse to measure rows of a running `fit` with its weights, or instead of training."""

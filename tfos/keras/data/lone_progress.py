@@ -72,22 +72,26 @@ class LoneProgress:
         self._model = fit.model
         self._dataset = dataset
         self._validation = fit.validation_data
-        self._has_callbacks = False
+        self._has_callbacks = self._measures = False
         self._progress = progress
         self._clock = clock
         self._epoch = fit.initial_epoch + 1
         self._epochs = None if isinstance(fit.epochs, AllEpochs) else fit.epochs
-        self._before = (0, 0)
-        """Number of batches and rows in earlier epochs."""
+        self._before = progress.so_far
+        """Number of batches and rows in earlier epochs and fits."""
         self._own: tuple[int, int] = (0, 0)
         self._loss: float | None = None
         self._looked_s = clock()
         progress.begin()
-        self._tell()
+        self._tell(epoch=0)  # a fit of one epoch after another has the same number
 
     def epoch_begins(self) -> None:
-        """Put callbacks around the program's, once Keras has the list of them."""
+        """Put callbacks around the program's, once Keras has the list of them.
+
+        It may be the loop of an `evaluate` inside of the fit, which trains nothing.
+        """
         fit = running_fit()
+        self._measures = fit is not None and fit.measures
         given = None if fit is None else fit.callbacks
         if self._has_callbacks or not isinstance(given, keras.callbacks.CallbackList):
             return
@@ -121,6 +125,8 @@ class LoneProgress:
             rows: number of rows in these batches.
             is_over: whether the epoch has no further batch.
         """
+        if self._measures:
+            return
         if batches < self._own[0]:
             self._before = (self._before[0] + self._own[0], self._before[1] + self._own[1])
             self._epoch += 1
@@ -130,7 +136,7 @@ class LoneProgress:
         self._own = (batches, rows)
         if batches and (is_over or self._clock() - self._looked_s >= _LOSS_S):
             self._look_at_loss()
-        self._tell()
+        self._tell(self._epoch)
 
     def _look_at_loss(self) -> None:
         self._looked_s = self._clock()
@@ -139,11 +145,11 @@ class LoneProgress:
         except Exception as error:  # noqa: BLE001 - training never fails because of its display
             logger.debug("the loss of %s is not known: %s", self._model.name, error)
 
-    def _tell(self) -> None:
+    def _tell(self, epoch: int) -> None:
         numbers: dict[str, Any] = {
             "steps": self._before[0] + self._own[0],
             "rows": self._before[1] + self._own[1],
-            "epoch": self._epoch,
+            "epoch": epoch,
             "epochs": self._epochs,
             "loss": self._loss,
         }

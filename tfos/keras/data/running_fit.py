@@ -40,6 +40,8 @@ class RunningFit:
     """Whether its running epoch is its last; before the first, whether it has only one."""
     has_batches: bool = False
     """Whether it has already asked for its own batches."""
+    measures: bool = False
+    """Whether the caller serves an `evaluate` or `predict` inside of it."""
     predicts: bool = False
     """Whether the caller serves a `predict` inside of it."""
     validation_data: Any = None
@@ -59,7 +61,8 @@ def running_fit() -> RunningFit | None:
     # Keras asks an adapter for batches in the same words for fit, evaluate and predict, and without
     # the class weights.
     frame: FrameType | None = sys._getframe(1)
-    predicts, measured = False, None
+    measures = predicts = False
+    measured = None
     while frame is not None:
         if frame.f_code is KERAS_FIT.__code__:
             found = frame.f_locals
@@ -74,6 +77,7 @@ def running_fit() -> RunningFit | None:
                 found["callbacks"],
                 found.get("epoch", found["initial_epoch"]) + 1 >= found["epochs"],
                 has_batches="epoch_iterator" in found,
+                measures=measures,
                 predicts=predicts,
                 validation_data=found["validation_data"],
                 validation_steps=found["validation_steps"],
@@ -81,7 +85,7 @@ def running_fit() -> RunningFit | None:
             )
         predicts |= frame.f_code is KERAS_PREDICT.__code__
         if frame.f_code in (KERAS_EVALUATE.__code__, KERAS_PREDICT.__code__):
-            measured = frame.f_locals["steps"]
+            measures, measured = True, frame.f_locals["steps"]
         frame = frame.f_back
     return None
 

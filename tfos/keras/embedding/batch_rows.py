@@ -13,7 +13,7 @@ The last row is zeros; the positions of padding name it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,12 +114,13 @@ class RowPlanner:
             of_table.setdefault(call.layer.table, []).append(at)
         positions: list[Any] = [None] * len(ahead)
         routed: dict[str, RoutedIds] = {}
+        others: dict[Hashable, RoutedIds] = {}
         for name, places in of_table.items():
             own = [(keys[at], _is_id(keys[at], ahead[at].layer.pad_key)) for at in places]
             kept = [flat if mask is None else flat[mask] for flat, mask in own]
             both = kept[0] if len(kept) == 1 else np.concatenate(kept)
             try:
-                ids = self._routed(name, both, routed)
+                ids = self._routed(name, both, others)
             except IdError as error:
                 layers = [ahead[at].layer.name for at in places]
                 raise _naming_layer(error, layers, [flat.size for flat in kept]) from None
@@ -175,15 +176,22 @@ class RowPlanner:
             keys: [n] int64.
             values: [n, dim].
         """
-        ids = self._routed(name, keys, {})
+        ids = self._routed_alone(name, keys)
         return ids, ids.summed(values)
 
-    def _routed(self, name: str, keys: Array, others: Mapping[str, RoutedIds]) -> RoutedIds:
+    def _routed(self, name: str, keys: Array, others: dict[Hashable, RoutedIds]) -> RoutedIds:
+        """Return the route of a table's keys: dim 16 and dim 1 of the same ids have one for both.
+
+        others: routes of the batch's tables by all that they depend on; a new one is added.
+        """
         spec = self._specs[name]
-        for other, ids in others.items():  # dim 16 and dim 1 of the same ids: one route for both
-            if _routes_alike(spec, self._specs[other]) and _is_route_of(ids, keys):
-                return ids
-        return self._route({name: from_bits(spec, keys)})[name]
+        mark = (spec.id_kind, spec.max_id, keys.tobytes())
+        if mark not in others:
+            others[mark] = self._routed_alone(name, keys)
+        return others[mark]
+
+    def _routed_alone(self, name: str, keys: Array) -> RoutedIds:
+        return self._route({name: from_bits(self._specs[name], keys)})[name]
 
     def _with_memory(
         self, calls: Sequence[LayerCall], routed: dict[str, RoutedIds], positions: list[Any]
@@ -261,14 +269,6 @@ def _is_id(keys: Array, pad_key: int | None) -> Array | None:
         return None
     mask = keys != pad_key
     return None if mask.all() else mask
-
-
-def _routes_alike(one: TableSpec, other: TableSpec) -> bool:
-    return (one.id_kind, one.max_id) == (other.id_kind, other.max_id)
-
-
-def _is_route_of(ids: RoutedIds, keys: Array) -> bool:
-    return ids.inverse.size == keys.size and bool((ids.unique[ids.inverse] == keys).all())
 
 
 def _with_padding(inverse: Array, mask: Array | None, padding: int) -> Array:

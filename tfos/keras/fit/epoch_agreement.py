@@ -34,7 +34,14 @@ from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import EpochLength
 from tfos.keras.data.running_fit import drop_unmeasured, running_fit
 from tfos.keras.fit.learning_rate import KeptRate, learning_rate
-from tfos.keras.fit.metric_states import VALIDATION, EpochMetrics, MetricStates, all_know, inexact
+from tfos.keras.fit.metric_states import (
+    VALIDATION,
+    EpochMetrics,
+    MetricStates,
+    all_know,
+    inexact,
+    uncommon,
+)
 from tfos.keras.fit.validation import ValidationPasses
 from tfos.keras.step import optimizers
 from tfos.keras.step.beginning import Beginning, DataState, FitData
@@ -123,7 +130,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._name = rendezvous_prefix(number)
         self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
-        self._has_told_unshared = False
+        self._has_told_unshared = self._has_told_names = False
+        self._absent: tuple[int, ...] = ()
+        """The workers that were missing in the last epoch's metrics."""
         self._last_logs: Logs = None
         self._running: Any = None
         """CallbackList of Keras' own fit; None: the class has its own loop."""
@@ -322,7 +331,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         report = msgspec.structs.replace(report, metrics=own.states(logs))
         key = f"{self._name}/{epoch}"
         answers = self._trainer.workers.rendezvous(f"{key}/metrics", msgspec.msgpack.encode(report))
-        reports: list[Report] = _decoded(answers.values(), Report)
+        by_rank: dict[int, Report] = _by_rank(answers, Report)
+        reports = list(by_rank.values())
         states = [each.metrics for each in reports]
         values = own.values(states)
         if not all_know(states):
@@ -333,7 +343,44 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         logs.update({k: np.array(v) if isinstance(v, list) else v for k, v in values.items()})
         self._tell_inexact(states)
         self._tell_unshared(own, states)
+        if self._trainer.ctx.is_chief:
+            self._tell_absent(epoch, by_rank)
+            self._tell_names(by_rank)
         return reports
+
+    def _tell_absent(self, epoch: int, by_rank: Mapping[int, Report]) -> None:
+        """Warn if other workers than before are missing in the epoch's metrics."""
+        num_workers = self._trainer.ctx.num_workers
+        absent = tuple(sorted(set(range(num_workers)) - by_rank.keys()))
+        if absent == self._absent:
+            return
+        self._absent = absent
+        if not absent:
+            logger.warning("epoch %d: the metrics are those of all workers again", epoch + 1)
+            return
+        logger.warning(
+            "from epoch %d on the metrics, steps and rows, in fit's history too, are those of %d "
+            "of %d workers, without worker %s. It was lost or has returned; or it was started "
+            "again and has yet to end an epoch together with the others. The driver's line of an "
+            "epoch counts the rows of all workers",
+            epoch + 1,
+            len(by_rank),
+            num_workers,
+            ", ".join(map(str, absent)),
+        )
+
+    def _tell_names(self, by_rank: Mapping[int, Report]) -> None:
+        """Warn, once, of metrics with other names on other workers: Keras numbers those without."""
+        own = uncommon({rank: each.metrics.known for rank, each in by_rank.items() if each.rows})
+        if own and not self._has_told_names:
+            self._has_told_names = True
+            logger.warning(
+                "metrics have other names on other workers (%s), so each of these values covers "
+                "only the rows of the workers with that name. Keras numbers the metrics that a "
+                "process makes: give each a name, as in keras.metrics.AUC(name='auc'), or make the "
+                "same models in the same order on every worker",
+                "; ".join(f"worker {rank}: {', '.join(each)}" for rank, each in own.items()),
+            )
 
     def _tell_inexact(self, states: Iterable[MetricStates]) -> None:
         """Warn of metrics that are not exact, on the chief, once per metric."""
@@ -516,7 +563,3 @@ def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 def _by_rank(answers: Mapping[int, bytes], kind: type[Any]) -> dict[int, Any]:
     return {rank: msgspec.msgpack.decode(value, type=kind) for rank, value in answers.items()}
-
-
-def _decoded(values: Iterable[bytes], kind: type[Any]) -> list[Any]:
-    return [msgspec.msgpack.decode(value, type=kind) for value in values]

@@ -9,7 +9,9 @@ Threads: the thread that runs `fit`.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import time
 from typing import Any
 
@@ -17,11 +19,15 @@ import keras
 
 from tfos.console.printable import visible
 from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
+from tfos.control.shown_metrics import first_metrics
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
+from tfos.keras.fit.progress import steps_until
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step.trainer import PSTrainer
+
+logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
 _fits = itertools.count(1)
@@ -146,13 +152,13 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
         self._began_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Count a step.
+        """Count a step, or with `steps_per_execution` several.
 
         Args:
             batch: number of the batch in its epoch.
             logs: Keras's metrics so far.
         """
-        self._steps += 1
+        self._steps = steps_until(batch, self.params)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Report the epoch.
@@ -173,8 +179,31 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
             )
 
 
+def count_left_out() -> None:
+    """Count a fit that trains nothing after a restart, so that later ones keep their numbers."""
+    next(_fits)
+
+
 def shown_metrics(logs: Logs) -> dict[str, float]:
-    """Return the logs that are numbers, the first MAX_METRICS, under names that can be shown."""
-    scalars = {n: value for n, value in (logs or {}).items() if not getattr(value, "ndim", 0)}
-    numbers = itertools.islice(numbers_in(scalars), MAX_METRICS)
-    return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in numbers}
+    """Return the logs that are numbers, at most MAX_METRICS, under names that can be shown.
+
+    It warns, once, of metrics that are left out.
+    """
+    several = [name for name, value in (logs or {}).items() if getattr(value, "ndim", 0)]
+    single = {name: value for name, value in (logs or {}).items() if name not in several}
+    numbers = dict(numbers_in(single))
+    kept = first_metrics(numbers, MAX_METRICS)
+    if left_out := [*several, *(name for name in numbers if name not in kept)]:
+        _tell_left_out(", ".join(map(repr, left_out)))
+    return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in kept.items()}
+
+
+@functools.lru_cache(maxsize=16)  # each epoch would say the same
+def _tell_left_out(names: str) -> None:
+    logger.warning(
+        "%s: left out at the driver, where an epoch or evaluation has at most %d metrics of one "
+        "number each. Of a metric per class compile one with an average, too; main_fun may return "
+        "others",
+        names,
+        MAX_METRICS,
+    )

@@ -31,7 +31,7 @@ from tfos.keras.fit.epoch_agreement import (
     FitEnded,
     rendezvous_prefix,
 )
-from tfos.keras.fit.epoch_report import EpochReporter
+from tfos.keras.fit.epoch_report import EpochReporter, count_left_out
 from tfos.keras.fit.learning_rate import KeptRate
 from tfos.keras.fit.progress import EpochProgressBar, ProgressReport
 from tfos.keras.protocols import WorkerContext
@@ -160,6 +160,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         number = next(fits)  # counts fits that begin: a refused one may be called again
         if _is_over(begins := _place(trainer.ctx, dataset), number):
             trainer.pull()
+            count_left_out()
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
         kept_rate.begin(number)

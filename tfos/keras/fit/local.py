@@ -32,7 +32,15 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class _NoReports:
-    """Reports of epochs and of fed rows when there is no driver."""
+    """Reports of epochs, progress and fed rows when there is no driver."""
+
+    so_far = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """Nobody asks."""
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Nobody asks."""
 
     def follow(self, feed: str) -> None:
         """Nobody asks."""
@@ -102,7 +110,7 @@ class LocalContext:
     feed_channel: Any = None
 
     def __init__(self) -> None:
-        self.epochs = self.trained_feeds = _NoReports()
+        self.epochs = self.trained_feeds = self.seen_progress = _NoReports()
         self._server = LocalServer()
 
     def ps_client(self) -> Any:

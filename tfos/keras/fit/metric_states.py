@@ -240,6 +240,17 @@ def inexact(reports: Iterable[MetricStates]) -> dict[str, str]:
     return {name: reason for report in reports for name, reason in report.others.items()}
 
 
+def uncommon(known: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+    """Return the metrics, by rank, that not all of these workers have under this name.
+
+    Args:
+        known: names by rank. A worker without a batch lacks some, and is left out.
+    """
+    names = {rank: set(each) for rank, each in known.items()}
+    common = set.intersection(*names.values()) if names else set()
+    return {rank: sorted(each - common) for rank, each in names.items() if each - common}
+
+
 def _unknown(metric: Any) -> str:
     kind = type(metric)
     return (

@@ -8,6 +8,7 @@ Threads: the thread that runs `fit`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -28,12 +29,19 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def __init__(self, ctx: WorkerContext) -> None:
         super().__init__()
         self._ctx = ctx
-        self._steps = 0
         self._epoch = 0
+        self._steps = self._steps_before = 0.0
+        """Of this process: so far, and before the running epoch."""
+        self._others = (0.0, 0.0)
+        """Steps and rows of other models, where the model's trainer counts its own."""
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
         """Report that `fit` runs and has no step yet."""
         self._epoch = 0
+        steps, rows = self._ctx.seen_progress.so_far
+        self._steps = self._steps_before = steps
+        if (trainer := self._trainer) is not None:
+            self._others = max(0.0, steps - trainer.steps), max(0.0, rows - trainer.rows)
         self._report(None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
@@ -44,15 +52,16 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             logs: Keras's, unused.
         """
         self._epoch = epoch + 1
+        self._steps_before = self._steps
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Report a step.
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Report a step, or with `steps_per_execution` several.
 
         Args:
             batch: number of the batch in its epoch.
             logs: Keras's metrics so far.
         """
-        self._steps += 1
+        self._steps = self._steps_before + steps_until(batch, self.params)
         self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
@@ -64,9 +73,15 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """
         self._report(logs)
 
+    @property
+    def _trainer(self) -> Any:
+        """Trainer of the model; None: Keras trains it."""
+        return self.model.__dict__.get("_tfos_trainer")
+
     def _report(self, logs: Logs) -> None:
-        trainer = self.model.__dict__.get("_tfos_trainer")
-        steps, rows = (trainer.steps, trainer.rows) if trainer else (self._steps, 0)
+        trainer, (steps, rows) = self._trainer, (self._steps, 0.0)
+        if trainer is not None:
+            steps, rows = trainer.steps + self._others[0], trainer.rows + self._others[1]
         numbers: dict[str, float | None] = {**trainer.times.spent()} if trainer else {}
         numbers["epoch"] = float(self._epoch)
         epochs = (self.params or {}).get("epochs")
@@ -75,6 +90,18 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         loss = (logs or {}).get("loss")
         numbers |= {"steps": steps, "rows": rows, "loss": None if loss is None else float(loss)}
         self._ctx.report_numbers(numbers)
+
+
+def steps_until(batch: int, params: Mapping[str, Any] | None) -> int:
+    """Return how many batches of its epoch are trained.
+
+    Args:
+        batch: number of the last one, from 0, as Keras gives it. With `steps_per_execution` the
+            last ones of an epoch may not exist.
+        params: of the callback.
+    """
+    steps = (params or {}).get("steps")
+    return batch + 1 if steps is None else min(batch + 1, int(steps))
 
 
 class EpochProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,12 @@ from tfos.keras.step.tables import IdCounts
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-"""Seconds between two requests for the servers' counters."""
+"""Least seconds between two requests for the servers' counters."""
+MOST_TIME = 1 / 20
+"""Most of a core's time that collecting and writing takes, of the process that trains."""
+MOST_OF_AGE = 1 / 1000
+"""Seconds between two points of a long `fit`, as a part of its age: TensorBoard shows about 1,000
+points of a curve."""
 JOIN_S = 10.0
 """Seconds for the last request and its writing; a slower thread is abandoned."""
 
@@ -45,7 +51,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     Args:
         ctx: context with a `cluster_log_dir`.
-        interval_s: seconds between two points.
+        interval_s: least seconds between two points.
     """
 
     def __init__(self, ctx: ShownContext, interval_s: float = INTERVAL_S) -> None:
@@ -81,10 +87,12 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> None:
     is_told = False
+    start, pause_s = time.monotonic(), interval_s
     try:
         is_last = False
         while not is_last and not recorder.is_broken:
-            is_last = ending.wait(interval_s)
+            is_last = ending.wait(pause_s)
+            begun = time.thread_time()  # waiting for a server that restarts takes nothing
             try:
                 recorder.write()
             except Exception as error:  # noqa: BLE001 - training never fails because of its display
@@ -92,6 +100,8 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     reason = str(error).strip().partition("\n")[0]
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
+            taken_s, age_s = time.thread_time() - begun, time.monotonic() - start
+            pause_s = max(interval_s, taken_s / MOST_TIME, age_s * MOST_OF_AGE)
     finally:
         recorder.close()
 
@@ -231,15 +241,17 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
     seconds = stats.uptime_s - old.uptime_s or 1.0
     for name in SHOWN_REQUESTS:
         latency = stats.latency(name)
+        yield from _mean_ms(name, latency, old.latency(name))
         if latency.count:
-            yield f"{name}/mean_ms", _mean_ms(latency, old.latency(name))
             yield f"{name}/p50_ms_since_start", latency.p50_s * 1e3
             yield f"{name}/p99_ms_since_start", latency.p99_s * 1e3
+    yield from _mean_ms("apply", stats.apply, old.apply)
     if stats.apply.count:
-        yield "apply/mean_ms", _mean_ms(stats.apply, old.apply)
         yield "apply/cores", (stats.apply_s - old.apply_s) / seconds
     yield "updates/clock", float(stats.clock)
-    yield "updates/per_s", (stats.clock - old.clock) / seconds
+    if old.uptime_s or max(stats.restored_step, stats.resumed_step) < 0:
+        # Else updates from before this start are among them.
+        yield "updates/per_s", (stats.clock - old.clock) / seconds
     yield "traffic/in_mb_per_s", (stats.bytes_in - old.bytes_in) / seconds / 1e6
     yield "traffic/out_mb_per_s", (stats.bytes_out - old.bytes_out) / seconds / 1e6
     yield "queue/requests_in_service", float(stats.in_service)
@@ -254,8 +266,10 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
         yield from _table_scalars(table, tables.get(table.name, TableStats(table.name)))
 
 
-def _mean_ms(new: Latency, old: Latency) -> float:
-    return (new.total_s - old.total_s) / max(1, new.count - old.count) * 1e3
+def _mean_ms(name: str, new: Latency, old: Latency) -> Scalars:
+    """Yield the mean of what came since; without anything there is none."""
+    if count := new.count - old.count:
+        yield f"{name}/mean_ms", (new.total_s - old.total_s) / count * 1e3
 
 
 def _staleness(new: ServerStats, old: ServerStats) -> Scalars:

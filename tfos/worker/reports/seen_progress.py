@@ -1,6 +1,7 @@
 """SeenProgress: a worker's numbers for the driver, from main_fun or else from its data.
 
-Covers: which of the two reports counts; the rows of a `fit` whose callbacks cannot count them.
+Covers: which of the two reports counts; the rows of a `fit` whose callbacks cannot count them; from
+where the next `fit` goes on.
 Does not: count (tfos.keras.data.lone_progress), measure (tfos.worker.reports.progress_meter).
 Threads: any; `_lock` guards all.
 """
@@ -18,14 +19,21 @@ class SeenProgress:
     """Progress of one process.
 
     Args:
-        tell: function called with each report that counts: numbers by name.
+        tell: function called with each report that counts: numbers by name, with the process's
+            `steps` and `rows`.
     """
 
     def __init__(self, tell: Callable[[dict[str, float]], object]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
         self._is_reported = False
-        self._rows = 0.0
+        self._so_far = (0.0, 0.0)
+
+    @property
+    def so_far(self) -> tuple[float, float]:
+        """The newest steps and rows: another `fit` goes on from there."""
+        with self._lock:
+            return self._so_far
 
     def begin(self) -> None:
         """Note that a `fit` of an undistributed model begins; it may report nothing itself."""
@@ -39,8 +47,10 @@ class SeenProgress:
             numbers: numbers by name, with `steps` and `rows`.
         """
         with self._lock:
-            self._rows = numbers["rows"]
-            if not self._is_reported:
+            if self._is_reported:
+                self._so_far = (self._so_far[0], numbers["rows"])
+            else:
+                self._so_far = (numbers["steps"], numbers["rows"])
                 self._tell(dict(numbers))
 
     def report(self, values: Mapping[str, float | None]) -> None:
@@ -56,4 +66,6 @@ class SeenProgress:
             return
         with self._lock:
             self._is_reported = True
-            self._tell({**numbers, "rows": numbers.get("rows", 0.0) or self._rows})
+            rows = numbers.get("rows", 0.0) or self._so_far[1]
+            self._so_far = (numbers.get("steps", 0.0), rows)
+            self._tell({**numbers, "rows": rows})

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeding.arrow.columns import owner_of
 from feeding.columnar.batch import Batch, EpochEnd, Ragged
 from feeding.errors import DataError, FeedSettingsError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.local import LocalReader
+from feeding.formats.parquet import footer
 from feeding.formats.parquet.plan import ParquetRequest
 from feeding.formats.parquet.row_groups import _fetch
 from feeding.formats.parquet.source import ParquetSource
@@ -529,6 +532,38 @@ def test_columns_that_cannot_be_told_apart_are_refused(tmp_path):
         read(path)
     path = write(tmp_path / "g", pa.table({"a.b": [1, None], "a": [3, 4]}))
     assert read(path, columns=["a"]) == {"a": [3, 4]}
+
+
+def test_a_later_file_whose_list_has_parts_of_another_column_is_refused(tmp_path):
+    write(tmp_path / "f", pa.table({"a": [[1], [2]]}))
+    write(tmp_path / "g", pa.table({"a": [[1], [2]], "a.b": [1, 2]}))
+    with pytest.raises(DataError, match=r"g: columns 'a' and 'a\.b' cannot be distinguished"):
+        read(tmp_path, columns=["a"])
+    write(tmp_path / "e", pa.table({"a": [[1], [2]], "a.b": [1, 2]}))
+    asked = ParquetRequest(columns=["a"])
+    source = ParquetSource(str(tmp_path), asked, bad=BadData("skip"))
+    assert [Path(file.path).name for file in source.files()] == ["f"]
+
+
+NAMES = st.lists(st.sampled_from(["a", "b", "", "ab"]), min_size=1, max_size=4).map(".".join)
+
+
+@given(NAMES, st.sets(NAMES))
+def test_a_part_of_a_column_has_its_name_in_front(path, columns):
+    owners = [name for name in columns if path == name or path.startswith(f"{name}.")]
+    assert owner_of(path, columns) == max(owners, key=len, default=None)
+
+
+def test_many_list_columns_are_not_compared_with_each_other(tmp_path, monkeypatch):
+    def asked(count):
+        asking = Mock(wraps=owner_of)
+        monkeypatch.setattr(footer, "owner_of", asking)
+        lists = {f"n{n}": pa.array([[1.0, 2.0]]) for n in range(count)}
+        path = write(tmp_path / f"{count}", pa.table(lists))
+        assert ParquetSource(path).schema.columns[-1].shape == (2,)
+        return asking.call_count
+
+    assert asked(40) == 2 * asked(20)
 
 
 def test_functions_that_know_no_dictionaries_filter_too(tmp_path):

@@ -220,6 +220,8 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
         (RowMapper("b", "a"), {"a": LABELS}, r"feature_cols='b', but the rows have \['a'\]"),
         (RowMapper(0, 5), (MATRIX, LABELS), "label_cols=5, but the rows have 2 values"),
         (RowMapper([], 0), (MATRIX, LABELS), "feature_cols selects nothing"),
+        (RowMapper([0, 1, 0], 1), (LABELS, LABELS), r"feature_cols=\[0, 1, 0\] has a column twice"),
+        (RowMapper({"a": ["x", "x"]}, "x"), {"x": LABELS}, "feature_cols=.* has a column twice"),
         (
             RowMapper(),
             ("text", LABELS),
@@ -247,6 +249,8 @@ def test_rows_that_do_not_have_what_is_asked(mapper, row, sentence):
 def test_arguments_that_cannot_work():
     with pytest.raises(SettingsError, match="numpy dtypes such as 'float32', got 'floaty'"):
         RowMapper(dtypes=("floaty",))
+    with pytest.raises(SettingsError, match=r"such as 'float32', got <class 'numpy\.float32'>"):
+        RowMapper(dtypes=np.float32)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(SettingsError, match="map_fn must be a function"):
         RowMapper(map_fn=3)  # type: ignore[arg-type]  # on purpose
 

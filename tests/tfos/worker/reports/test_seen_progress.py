@@ -14,12 +14,14 @@ def test_what_the_data_see_stands_until_main_fun_reports_and_again_in_the_next_f
     progress.note({"steps": 2.0, "rows": 16.0})
     progress.report({"steps": 2.0, "rows": 0.0, "loss": 0.25})
     progress.report({"steps": 3.0, "rows": 5.0})
+    assert progress.so_far == (3.0, 5.0)
     progress.begin()
-    progress.note({"steps": 1.0, "rows": 4.0})
+    progress.note({"steps": 4.0, "rows": 9.0})
+    assert progress.so_far == (4.0, 9.0)
     assert told == [
         {"steps": 1.0, "rows": 8.0, "epoch": 1.0},
         {"steps": 1.0, "rows": 8.0, "loss": 0.5},
         {"steps": 2.0, "rows": 16.0, "loss": 0.25},
         {"steps": 3.0, "rows": 5.0},
-        {"steps": 1.0, "rows": 4.0},
+        {"steps": 4.0, "rows": 9.0},
     ]

@@ -1,0 +1,26 @@
+"""Shown metrics: which of many metrics are kept where there is room for some. Pure.
+
+Covers: the choice.      Does not: measure or show any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+_LOSSES = ("loss", "val_loss")
+"""Kept in any case: people look at them first, and keep_best at `val_loss`."""
+
+
+def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
+    """Return the first metrics, in their order; the losses are among them.
+
+    Keras sorts its logs by name, those of validation last.
+
+    Args:
+        metrics: by name.
+        most: how many.
+    """
+    kept = set(sorted(metrics, key=lambda name: name not in _LOSSES)[:most])
+    return {name: value for name, value in metrics.items() if name in kept}
