@@ -161,6 +161,9 @@ def test_numpys_unsigned_ints_beside_other_ints_stay_ints(nest):
     assert packed(Packer(FeedConfig()), unsigned).meta.schema.columns[0].dtype == "uint64"
     floats = [nest([np.uint64(2**53 + 1), 0.5])]
     assert packed(Packer(FeedConfig()), floats).meta.schema.columns[0].dtype == "float64"
+    for odd in (np.array(0.5), np.array(2**63, np.uint64)):
+        with pytest.raises(RowError, match=r"row 1, .*\(ndarray\); a vector holds numbers only"):
+            packed(Packer(FeedConfig()), [nest([1, 2]), nest([3, odd])])
 
 
 def test_nested_lists_are_a_tensor_and_uneven_ones_are_columns():
