@@ -71,10 +71,9 @@ class Feature:
             with np.errstate(over="ignore", invalid="ignore"):
                 value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
             np.broadcast_to(value, shape)
-            given = np.asarray(self.default)
         except (TypeError, ValueError, OverflowError) as error:
             raise FeedSettingsError(f"{refused}: {error}") from None
-        if given.dtype.kind in "biuf" and _is_other(given, value):
+        if self.dtype != "bytes" and _is_other(np.asarray(self.default, object), value):
             raise FeedSettingsError(f"{refused}: it would be {value.tolist()}")
 
     @property
@@ -89,10 +88,9 @@ class Feature:
 
 
 def _is_other(given: Array, value: Array) -> bool:
-    """Return whether numbers became others in another dtype; floats may be rounded."""
-    if value.dtype.kind == "f":
-        return bool((np.isinf(value) & np.isfinite(given)).any())
-    return bool((value != given).any())
+    """Return whether a dtype made other numbers of objects; floats may be rounded."""
+    changed = given != value
+    return bool((changed & np.isinf(value) if value.dtype.kind == "f" else changed).any())
 
 
 class ExampleDecoder:

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,11 @@ def test_columns_have_the_shape_and_dtype_asked_for():
         ("int32", np.float64("nan")),
         ("int8", np.float32(300)),
         ("uint8", np.int64(256)),
+        ("int64", Fraction(1, 2)),
         ("bool", 2),
+        ("bool", "False"),
         ("float32", 1e40),
+        ("float32", 10**39),
         ("float16", [0.0, 70_000.0]),
     ],
 )
@@ -102,7 +106,9 @@ def test_a_default_that_its_dtype_holds_is_taken():
         ("int64", 2.0),
         ("bool", True),
         ("float32", 0.1),
+        ("float32", 10**30),
         ("float16", float("nan")),
+        ("bytes", b""),
         ("float32", float("-inf")),
     ):
         assert Feature(dtype, (), default).default is default
