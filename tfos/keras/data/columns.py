@@ -327,15 +327,19 @@ def _is_text(value: Any) -> bool:
 
 
 def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
-    """Return numbers in a dtype; refuse those that an integer dtype would make others."""
+    """Return numbers in a dtype; of integers, refuse what it does not hold, but for fractions."""
     wanted = np.dtype(dtype)
     if wanted.kind in "iu" and values.dtype.kind in "iuf":
-        odd = misfits(values, wanted)
-        shown = "NaN or infinite numbers" if odd is None else f"numbers from {odd[0]} to {odd[1]}"
-        if odd is not None or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+        shown = ""
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            shown = "NaN or infinite numbers"
+        elif (odd := misfits(values, wanted)) is not None:
+            shown = f"numbers from {odd[0]} to {odd[1]}"
+        if shown:
             raise SettingsError(
                 f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: it would make "
-                "others of them. Give a dtype that holds them, or convert them in map_fn=..."
+                "others of them. Give a dtype that holds them, or none and change them in "
+                "map_fn=..."
             )
     return values.astype(wanted, copy=False)
 
