@@ -144,6 +144,7 @@ def test_a_fit_refuses_the_numbers_that_a_prediction_refuses(info, column):
 )
 def test_integers_beside_a_double_are_trained_as_a_prediction_asks_for_them(dtype, numbers):
     trained, asked = both_of_two(dtype, numbers)
+    assert isinstance(trained, np.ndarray), trained
     assert trained.tolist() == asked.tolist() == [[each, 4] for each in numbers]
     assert trained.dtype == asked.dtype == dtype
 
