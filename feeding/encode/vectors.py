@@ -70,10 +70,11 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
         try:
             flat = _READERS[code](values)
         except (ValueError, OverflowError, TypeError, struct.error) as error:
-            _check_numbers(out, values, name)
+            kinds = _check_numbers(out, values, name)
             if code == _FLOAT:
                 raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
-            if code == _INT and _are_ints(out, values, name):
+            if code == _INT and _are_ints(kinds):
+                _check_int64(out, values, name)
                 return _numpy_numbers(out, values, name)  # numpy's bools, which struct refuses
             code = _NEXT[code]
             continue
@@ -135,8 +136,12 @@ def _bools(out: Collector, values: Values, name: str) -> Array:
 
 
 def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Array]:
-    _check_numbers(out, values, name)
-    flat = np.array(list(itertools.chain.from_iterable(values)))
+    kinds = _check_numbers(out, values, name)
+    numbers = list(itertools.chain.from_iterable(values))
+    flat = np.array(numbers)
+    if flat.dtype.kind == "f" and _are_ints(kinds):  # numpy's uint64 beside others
+        _check_int64(out, values, name)
+        flat = np.array(numbers, np.int64)
     if flat.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
     return flat.dtype.name, flat
@@ -154,19 +159,24 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             raise out.refuse(name, row, text)
         shape = found
     stacked = np.array(values)
-    if _has_large_ints(stacked):
-        _are_ints(out, [_items(value, stacked.ndim - 2) for value in values], name)
+    if stacked.size and _may_be_ints(stacked, _items(values[0], stacked.ndim - 2)):
+        rows = [_items(value, stacked.ndim - 2) for value in values]
+        if _are_ints(_check_numbers(out, rows, name)):
+            _check_int64(out, rows, name)
+            stacked = np.array(values, np.int64)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 
 
-def _has_large_ints(stacked: Array) -> bool:
-    """Return whether ints may exceed int64; numpy takes them as uint64, floats or objects."""
+def _may_be_ints(stacked: Array, first: Values) -> bool:
+    """Return whether numpy may have made uint64, floats or objects of ints; `first`: a row's."""
     if stacked.dtype.kind == "O":
         return all(is_number(type(item)) for item in stacked.flat)
-    return stacked.dtype.kind in "uf" and bool(np.abs(stacked).max(initial=0) >= 2**63)
+    if stacked.dtype.kind == "u":
+        return bool(stacked.max() >= 2**63)
+    return stacked.dtype.kind == "f" and _are_ints(set(map(type, first)))
 
 
 def _items(value: Values, depth: int) -> Values:
@@ -176,28 +186,27 @@ def _items(value: Values, depth: int) -> Values:
     return value
 
 
-def _check_numbers(out: Collector, values: Values, name: str) -> None:
-    """Raise for the first value that is no number."""
-    if all(map(is_number, _kinds(values))):
-        return
+def _check_numbers(out: Collector, values: Values, name: str) -> set[type]:
+    """Return the types of all numbers; raise for the first value that is no number."""
+    kinds = set(map(type, itertools.chain.from_iterable(values)))
+    if all(map(is_number, kinds)):
+        return kinds
     for row, value in enumerate(values):
         for position, item in enumerate(value):
             if not is_number(type(item)):
                 text = f"value {position} is {describe(item)}; a vector holds numbers only"
                 raise out.refuse(name, row, text)
+    return kinds
 
 
-def _kinds(values: Values) -> set[type]:
-    """Return the types of all numbers of all rows."""
-    return set(map(type, itertools.chain.from_iterable(values)))
+def _are_ints(kinds: set[type]) -> bool:
+    """Return whether all are types of ints or bools."""
+    return all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds)
 
 
-def _are_ints(out: Collector, values: Values, name: str) -> bool:
-    """Return whether there are no floats; raise then for the first int that int64 does not hold."""
-    if any(issubclass(kind, float | np.floating) for kind in _kinds(values)):
-        return False
+def _check_int64(out: Collector, values: Values, name: str) -> None:
+    """Raise for the first int that int64 does not hold."""
     for row, value in enumerate(values):
         for position, item in enumerate(value):
             if not -(2**63) <= int(item) < 2**63:
                 raise out.refuse(name, row, f"value {position} ({item}) does not fit int64")
-    return True

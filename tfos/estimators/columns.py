@@ -142,8 +142,12 @@ class ColumnPlan:
             SettingsError: a column has the name of another input or output.
         """
         features, labels = self._in_order(inputs, outputs)
+        selected = _selector(features, inputs)
+        if len(inputs) == 1 and isinstance(selected, list):
+            # Side by side, integers next to a double would be rounded before they are looked at.
+            selected = {name: name for name in features}
         found: dict[str, Any] = {
-            "feature_cols": _selector(features, inputs),
+            "feature_cols": selected,
             "label_cols": _selector(labels, outputs),
         }
         return found if self.weight is None else {**found, "weight_col": self.weight}

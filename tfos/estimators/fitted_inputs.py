@@ -8,7 +8,7 @@ Runs in: workers.      Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ class FittedInputs:
         """Return x, y and weight, x and y as the model takes them.
 
         Args:
-            x: array [rows, ...], a tuple of several columns, or by the inputs' names.
+            x: array [rows, ...]; several of them by the inputs' names, or by the columns' names
+                where they fill the only input.
             rest: y and weight, if there are any.
 
         Raises:
@@ -51,10 +52,10 @@ class FittedInputs:
         elif not self.has_named_outputs:
             y = tuple(tuple(each.values()) if isinstance(each, Mapping) else each for each in y)
         infos = dict(self.inputs)
-        if isinstance(x, Mapping):
+        if len(infos) == 1:
+            x = self._only(x, *self.inputs[0])
+        elif isinstance(x, Mapping):
             x = {name: self._fitted(each, name, infos[name]) for name, each in x.items()}
-        elif len(infos) == 1:
-            x = self._fitted(_joined(x), *self.inputs[0])
         return x, *y, *weight
 
     def check_times(self, times: Sequence[Leaf]) -> None:
@@ -71,6 +72,14 @@ class FittedInputs:
                 if leaf.name in self._of_input(name):
                     dataframe_columns.check_times(leaf, info.dtype)
 
+    def _only(self, x: Any, name: str, info: TensorInfo) -> Any:
+        """Return the only input; of several columns each must fit before they are side by side."""
+        if isinstance(x, Mapping):
+            _refuse_lists(x.values())
+            parts = [self._cast(each, name, info, column=column) for column, each in x.items()]
+            x = side_by_side(parts)
+        return self._fitted(x, name, info)
+
     def _fitted(self, part: Any, name: str, info: TensorInfo) -> Any:
         if isinstance(part, Ragged):
             return Ragged(self._cast(part.values, name, info, part.offsets), part.offsets)
@@ -78,16 +87,17 @@ class FittedInputs:
         found = in_shape(values, info.shape)
         return values if found is None else found
 
-    def _cast(self, values: Any, name: str, info: TensorInfo, offsets: Any = None) -> Any:
+    def _cast(
+        self, values: Any, name: str, info: TensorInfo, offsets: Any = None, column: str = ""
+    ) -> Any:
         found = fitted(values, name, info)
         if not isinstance(found, Misfit):
             return found
         place = found.place
         row = place if offsets is None else row_of(offsets, place)
-        raise SettingsError(f"{self._columns(name)}, row {row} of a batch: {found.text}")
-
-    def _columns(self, name: str) -> str:
-        return f"feature column {', '.join(map(repr, self._of_input(name)))}"
+        columns = (column,) if column else self._of_input(name)
+        where = f"feature column {', '.join(map(repr, columns))}, row {row} of a batch"
+        raise SettingsError(f"{where}: {found.text}")
 
     def _of_input(self, name: str) -> tuple[str, ...]:
         names = [each for each, _ in self.inputs]
@@ -120,9 +130,13 @@ def map_fn_of(model: Any, features: tuple[str, ...]) -> FittedInputs | None:
 def _joined(part: Any) -> Any:
     if not isinstance(part, tuple):
         return part
-    if any(isinstance(each, Ragged) for each in part):
+    _refuse_lists(part)
+    return side_by_side(part)
+
+
+def _refuse_lists(parts: Iterable[Any]) -> None:
+    if any(isinstance(each, Ragged) for each in parts):
         raise SettingsError(
             "lists of several lengths cannot be put side by side. Pad them, or name one column per "
             "input of the model"
         )
-    return side_by_side(part)

@@ -170,7 +170,8 @@ class FileRows:
             label_cols: columns of y, as for `feature_cols`.
             weight_col: column of the sample weights, float[batch].
             dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
-                as it is); or by column. None: float64 becomes Keras' floatx.
+                as it is); or by column. An integer dtype cuts off fractions and refuses numbers
+                that it cannot hold. None: float64 becomes Keras' floatx.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
                 whole batch, [batch, …]; runs in the thread that reads ahead.
 

@@ -66,13 +66,15 @@ class Feature:
             self._check_default(self.shape)
 
     def _check_default(self, shape: tuple[int, ...]) -> None:
+        refused = f"default {self.default!r} is no {self.dtype} of shape {shape}"
         try:
-            value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):
+                value = np.asarray(self.default, object if self.dtype == "bytes" else self.dtype)
             np.broadcast_to(value, shape)
         except (TypeError, ValueError, OverflowError) as error:
-            raise FeedSettingsError(
-                f"default {self.default!r} is no {self.dtype} of shape {shape}: {error}"
-            ) from None
+            raise FeedSettingsError(f"{refused}: {error}") from None
+        if self.dtype != "bytes" and _is_other(np.asarray(self.default, object), value):
+            raise FeedSettingsError(f"{refused}: it would be {value.tolist()}")
 
     @property
     def kind(self) -> int:
@@ -83,6 +85,12 @@ class Feature:
     def num_values(self) -> int:
         """Values in one record; 1 for a ragged column, which has any number."""
         return math.prod(self.shape or ())
+
+
+def _is_other(given: Array, value: Array) -> bool:
+    """Return whether a dtype made other numbers of objects; floats may be rounded."""
+    changed = given != value
+    return bool((changed & np.isinf(value) if value.dtype.kind == "f" else changed).any())
 
 
 class ExampleDecoder:

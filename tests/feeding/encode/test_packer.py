@@ -147,6 +147,25 @@ def test_numpys_bools_among_ints_are_ints():
     assert round_trip([[1, 0.5], [np.bool_(True), 3]]) == [[1.0, 0.5], [1.0, 3.0]]
 
 
+@pytest.mark.parametrize("nest", [lambda row: row, lambda row: [row, row]])
+def test_numpys_unsigned_ints_beside_other_ints_stay_ints(nest):
+    """Their common dtype in numpy is float64, which has one number for both of these."""
+    for other in (5, np.int64(5)):
+        rows = [nest([np.uint64(2**53 + 1), other]), nest([np.uint64(2**53), other])]
+        chunk = packed(Packer(FeedConfig()), rows)
+        assert chunk.meta.schema.columns[0].dtype == "int64"
+        assert rows_of(chunk) == rows
+        with pytest.raises(RowError, match=r"row 1, column 'value': value 0 .*does not fit int64"):
+            packed(Packer(FeedConfig()), [nest([1, other]), nest([np.uint64(2**63), other])])
+    unsigned = [nest([np.uint64(2**63 - 1), np.uint64(1)])]
+    assert packed(Packer(FeedConfig()), unsigned).meta.schema.columns[0].dtype == "uint64"
+    floats = [nest([np.uint64(2**53 + 1), 0.5])]
+    assert packed(Packer(FeedConfig()), floats).meta.schema.columns[0].dtype == "float64"
+    for odd in (np.array(0.5), np.array(2**63, np.uint64)):
+        with pytest.raises(RowError, match=r"row 1, .*\(ndarray\); a vector holds numbers only"):
+            packed(Packer(FeedConfig()), [nest([1, 2]), nest([3, odd])])
+
+
 def test_nested_lists_are_a_tensor_and_uneven_ones_are_columns():
     chunk = packed(Packer(FeedConfig()), [[[1, 2], [3, 4], [5, 6]]])
     assert chunk.meta.schema.columns[0].shape == (3, 2)

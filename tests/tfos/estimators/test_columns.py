@@ -49,7 +49,7 @@ FIELDS = [
     ("plan", "inputs", "outputs", "expected"),
     [
         (ColumnPlan(features=("x",), labels=("y",)), ["a"], ["b"], ("x", "y")),
-        (ColumnPlan(features=("n", "y"), labels=("y",)), ["a"], ["b"], (["n", "y"], "y")),
+        (ColumnPlan(features=("n", "y"), labels=("y",)), ["a"], ["b"], ({"n": "n", "y": "y"}, "y")),
         (
             ColumnPlan(features=("n", "word"), labels=("y", "n")),
             ["a", "b"],

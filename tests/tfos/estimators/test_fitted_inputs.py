@@ -48,7 +48,8 @@ def test_columns_are_side_by_side_as_in_a_prediction(names, shape):
     (predicted,) = Inputs(names, [("x", places)], infos, 0).of(
         pa.RecordBatch.from_arrays([pa.array(COLUMNS[name].tolist()) for name in names], names)
     )
-    selected = names if len(names) > 1 else names[0]
+    plan = ColumnPlan(features=tuple(names), labels=("number",))
+    selected = plan.selectors(["x"], ["y"])["feature_cols"]
     shapes = FittedInputs((("x", infos[0]),), 1)
     x, y = RowMapper(selected, "number", (None,), shapes)(COLUMNS)
     assert isinstance(predicted, np.ndarray)
@@ -72,7 +73,7 @@ def test_what_fits_no_input_is_left_to_keras_and_lists_of_several_lengths_to_the
     (found,) = shapes(ragged)
     assert (found.values.tolist(), found.offsets.tolist()) == ([0, 1, 2], [0, 1, 1, 2, 3])
     with pytest.raises(SettingsError, match=r"lists of several lengths .* side by side. Pad"):
-        shapes((ragged, COLUMNS["pair"]))
+        shapes({"a": ragged, "pair": COLUMNS["pair"]})
 
 
 def test_a_model_whose_inputs_are_not_fixed_takes_what_is_fed():
@@ -81,11 +82,16 @@ def test_a_model_whose_inputs_are_not_fixed_takes_what_is_fed():
 
 def both(info, column):
     """Return what a fit trains on, and what a prediction asks for; or why not, of each."""
-    found: list[Any] = []
     mapper = RowMapper("a", "a", (None,), FittedInputs((("x", info),), 1, ("a",)))
     inputs = Inputs(["a"], [("x", (0,))], [info], 0)
     batch = pa.record_batch({"a": pa.array(column)})
-    for ask in (lambda: mapper({"a": column})[0], lambda: inputs.of(batch)[0]):
+    return outcomes(lambda: mapper({"a": column})[0], lambda: inputs.of(batch)[0])
+
+
+def outcomes(*asked):
+    """Return what each function returns, or the text of its refusal."""
+    found: list[Any] = []
+    for ask in asked:
         try:
             found.append(ask())
         except (SettingsError, RowError) as error:
@@ -131,6 +137,35 @@ def test_a_fit_refuses_the_numbers_that_a_prediction_refuses(info, column):
     text = str(asked).removeprefix(f"partition 0, row {row}, column 'a': ")
     assert isinstance(asked, str)
     assert str(trained) == f"feature column 'a', row {row} of a batch: {text}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"), [("int64", [2**53 + 1, 2**53 + 3]), ("float32", [1, 2])]
+)
+def test_integers_beside_a_double_are_trained_as_a_prediction_asks_for_them(dtype, numbers):
+    trained, asked = both_of_two(dtype, numbers)
+    assert isinstance(trained, np.ndarray), trained
+    assert trained.tolist() == asked.tolist() == [[each, 4] for each in numbers]
+    assert trained.dtype == asked.dtype == dtype
+
+
+def test_integers_beside_a_double_are_refused_where_floats_would_round_them():
+    trained, asked = both_of_two("float32", [5, 2**53 + 1])
+    text = str(asked).removeprefix("partition 0, row 1, column 'n': ")
+    assert "integers of this size share one double" in text
+    assert trained == f"feature column 'n', row 1 of a batch: {text}"
+
+
+def both_of_two(dtype, numbers):
+    """Return what `both` does, for integers and a double that fill one input."""
+    info, features = TensorInfo(dtype, (2,)), ("n", "x")
+    columns = {"n": np.array(numbers), "x": np.full(len(numbers), 4.0)}
+    plan = ColumnPlan(features=features, labels=("x",))
+    selected = plan.selectors(["in"], ["out"])
+    fit = FittedInputs((("in", info),), 1, features)
+    mapper = RowMapper(selected["feature_cols"], "x", (None,), fit)
+    inputs = Inputs(features, [("in", (0, 1))], [info], 0)
+    return outcomes(lambda: mapper(columns)[0], lambda: inputs.of(pa.record_batch(columns))[0])
 
 
 def test_items_of_lists_of_any_length_are_refused_by_their_row():

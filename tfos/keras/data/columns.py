@@ -19,6 +19,7 @@ import numpy as np
 
 from feeding.columnar.batch import Ragged
 from feeding.columnar.ops import num_rows
+from feeding.columnar.ranges import misfits
 from tfos.errors import SettingsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -172,7 +173,7 @@ class RowMapper:
             dtype = float_dtype
         if part.dtype == object:  # text
             return part
-        return part if dtype is None else part.astype(dtype, copy=False)
+        return part if dtype is None else _in_dtype(part, dtype)
 
 
 def _check_dense(part: Any, what: str) -> None:
@@ -238,7 +239,7 @@ def _with_dtypes_of(
         if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
             dtype = float_dtype
         if dtype is not None:
-            items = items.astype(dtype, copy=False)
+            items = _in_dtype(items, dtype, f" of {struct}{name}")
         cast[name] = Ragged(items, value.offsets) if isinstance(value, Ragged) else items
     return cast
 
@@ -323,6 +324,24 @@ def _is_number(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == object
+
+
+def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
+    """Return numbers in a dtype; of integers, refuse what it does not hold, but for fractions."""
+    wanted = np.dtype(dtype)
+    if wanted.kind in "iu" and values.dtype.kind in "iuf":
+        shown = ""
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            shown = "NaN or infinite numbers"
+        elif (odd := misfits(values, wanted)) is not None:
+            shown = f"numbers from {odd[0]} to {odd[1]}"
+        if shown:
+            raise SettingsError(
+                f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: it would make "
+                "others of them. Give a dtype that holds them, or none and change them in "
+                "map_fn=..."
+            )
+    return values.astype(wanted, copy=False)
 
 
 def _check_dtype(dtype: Any) -> None:

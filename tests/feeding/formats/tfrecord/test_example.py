@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,39 @@ def test_columns_have_the_shape_and_dtype_asked_for():
     assert columns["y"].tolist() == [0, 1, 2, 3, 4]
     assert columns["s"].tolist() == [b"n0", b"n1", b"n2", b"n3", b"n4"]
     assert columns["z"].tolist() == [[2.5]] * 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default"),
+    [
+        ("int64", 0.5),
+        ("int32", np.float64("nan")),
+        ("int8", np.float32(300)),
+        ("uint8", np.int64(256)),
+        ("int64", Fraction(1, 2)),
+        ("bool", 2),
+        ("bool", "False"),
+        ("float32", 1e40),
+        ("float32", 10**39),
+        ("float16", [0.0, 70_000.0]),
+    ],
+)
+def test_a_default_that_its_dtype_would_make_another_number_is_refused(dtype, default):
+    with pytest.raises(FeedSettingsError, match=rf"is no {dtype} of shape .* it would be \S+"):
+        Feature(dtype, np.shape(default), default)
+
+
+def test_a_default_that_its_dtype_holds_is_taken():
+    for dtype, default in (
+        ("int64", 2.0),
+        ("bool", True),
+        ("float32", 0.1),
+        ("float32", 10**30),
+        ("float16", float("nan")),
+        ("bytes", b""),
+        ("float32", float("-inf")),
+    ):
+        assert Feature(dtype, (), default).default is default
 
 
 def test_a_default_stands_for_what_is_missing():

@@ -136,6 +136,33 @@ def test_inputs_by_name_and_fields_of_structs():
     assert x["numbers"].tolist() == [[1, 0], [0, 0], [1, 0]]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "shown"),
+    [
+        ("int32", [5, 2**32 + 5], "numbers from 5 to 4294967301"),
+        ("uint8", [-1, 7], "numbers from -1 to 7"),
+        ("int64", [2.0**63], r"numbers from 9\S+ to 9\S+"),
+        ("int32", [float("nan"), 1.0], "NaN or infinite numbers"),
+    ],
+)
+def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, values, shown):
+    """The ids 5 and 2^32 + 5 would train one row."""
+    ids = np.array(values)
+    with pytest.raises(SettingsError, match=f"has {shown}, which dtypes='{dtype}' cannot hold"):
+        RowMapper(dtypes=dtype)((ids, LABELS))
+    ragged = Ragged(ids, np.array([0, 0, len(ids)]))
+    for column in (ids, ragged):
+        with pytest.raises(SettingsError, match=f"has {shown} of s.id, which dtypes='{dtype}'"):
+            RowMapper("s.id", "y", {"s.id": dtype})({"s": {"id": column}, "y": LABELS})
+
+
+def test_numbers_that_an_integer_dtype_holds_are_converted():
+    for values in ([-(2**31), 2**31 - 1], [-1.5, 2.0], [True, False], []):
+        found = RowMapper(dtypes="int32")((np.array(values), LABELS))[0]
+        assert found.tolist() == [int(each) for each in values]
+        assert found.dtype == np.int32
+
+
 def test_dtypes_by_column():
     row = {"a": LABELS, "b": np.zeros(3), "c": np.zeros(3)}
     a, b, c = RowMapper("a", "b", {"a": "uint8", "c": "float64"}, weights="c")(row)
