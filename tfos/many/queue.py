@@ -128,9 +128,9 @@ class TrainingQueue:
     def busy_s(self) -> float:
         """Total seconds of all attempts that have ended, and of those in progress so far."""
         now_s = self._clock()
-        training = (
+        training = {  # a slot once: it also holds items whose end it has yet to report
             slot for item, slot in self._holders.items() if self._ahead.get(slot.slot) != item
-        )
+        }
         return self._ended_s + sum(now_s - self._begun_s.get(slot, now_s) for slot in training)
 
     def count(self, state: TrainingState) -> int:
@@ -239,7 +239,7 @@ class TrainingQueue:
         others = (item for item, holder in self._holders.items() if holder == slot)
         if ahead == ended or all(item == ahead for item in others):
             self._ahead.pop(slot.slot, None)
-            self._begun_s[slot] = self._clock()
+        self._begun_s[slot] = self._clock()
 
     def slot_ended(self, slot: int, delivered: Collection[int]) -> None:
         """Take back the items that an ended slot had not trained, or trained without a value.

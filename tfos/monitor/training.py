@@ -6,8 +6,10 @@ Does not: keep or show anything.      Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tfos.console.progress import Sample, WorkerSample
-from tfos.control.members import Member, NodeStatus
+from tfos.control.members import GONE, Member, NodeStatus
 from tfos.control.state.cluster_view import ClusterView
 
 
@@ -19,8 +21,8 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
         feed: the feed whose rows count; None: main_fun reads its own data, and reports rows itself.
         at_s: monotonic seconds.
     """
-    workers = {_attempt(each): _lost(each, feed) for each in state.gone}
-    workers |= {_attempt(each): _worker(each, feed) for each in state.workers if each.attempt >= 0}
+    known = [*state.gone, *(each for each in state.workers if each.attempt >= 0)]
+    workers = {_attempt(each): _worker(each, feed) for each in known}
     what = starting(state, at_s)
     is_own = any(_is_in_main_fun(worker) for worker in state.workers)
     # Code of main_fun may be a loop that trains and reports nothing: no start, as far as is known.
@@ -52,14 +54,6 @@ def _attempt(worker: Member) -> str:
     return f"{worker.name}.{worker.attempt}"
 
 
-def _lost(worker: Member, feed: str | None) -> WorkerSample:
-    """Return what a lost attempt has trained; it is no longer in any epoch."""
-    known = worker.progress
-    return WorkerSample(
-        at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)
-    )
-
-
 def _rows(worker: Member, feed: str | None) -> float:
     if feed is None:
         return worker.progress.get("rows", 0.0)
@@ -68,10 +62,13 @@ def _rows(worker: Member, feed: str | None) -> float:
 
 def _worker(worker: Member, feed: str | None) -> WorkerSample:
     known = worker.progress
-    return WorkerSample(
-        at_s=known.get("at_s", 0.0),
-        rows=_rows(worker, feed),
-        steps=known.get("steps", 0.0),
+    trained = WorkerSample(
+        at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)
+    )
+    if worker.status in GONE:
+        return trained  # it is no longer in any epoch
+    return replace(
+        trained,
         loss=known.get("loss"),
         epochs_begun=known.get("epochs_begun", 0.0),
         epoch_steps=known.get("epoch_steps", 0.0),

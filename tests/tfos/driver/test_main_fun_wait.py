@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster_states import running
 from tfos.control import messages
+from tfos.control.members import NodeStatus
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.failure import NodeFailure, NodeId
@@ -145,6 +146,23 @@ def test_a_worker_that_is_started_again_begins_no_epoch_of_the_line():
         if is_read:
             followed.follow(state, 1.0)
     assert str(followed._progress).startswith("epoch 3/3  200 of 400 rows")
+
+
+def test_the_line_goes_on_without_a_lost_worker():
+    """The others go on; it would stay in its epoch, and its rows would count in each."""
+    state, played = running(plan(2, 0)), Played(iter(()))
+    followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
+    sizes = {"epoch_steps": 9, "epoch_s": 1.0, "epoch_rows": 60, "rows_per_epoch": 100}
+    for worker, epoch in ((0, 1), (1, 1), (0, 2), (0, 3)):
+        beat = numbers(10.0 * epoch, epoch, 10 * epoch, **sizes)
+        node = NodeId("worker", worker)
+        state.on_heartbeat(messages.Heartbeat(node, epoch, "main_fun", progress=beat), epoch)
+        followed.follow(state, epoch)
+        if worker:
+            killed = NodeFailure(node, "h", 7, message="was killed", signal=9)
+            state.on_event(node, messages.Failed(killed), epoch)
+            assert state.workers[1].status is NodeStatus.LOST
+    assert str(followed._progress).startswith("epoch 3/3  60 of 100 rows")
 
 
 def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():

@@ -59,6 +59,20 @@ def test_slots_are_busy_while_they_train_also_before_an_item_has_ended():
     assert queue.busy_s == 11.0 + 3.0, "nobody knows how long a lost attempt has trained"
 
 
+def test_a_slot_whose_values_are_written_late_is_busy_with_one_item_at_a_time():
+    """So are all brief items with results_dir: the next but one is drawn before each report."""
+    now_s = [0.0]
+    queue = queue_of(6, is_durable=True, clock=lambda: now_s[0])
+    queue.draw(A)
+    queue.draw(A, (0,), is_ahead=True)
+    for ended in range(3):
+        now_s[0] += 1.0
+        queue.draw(A, (ended, ended + 1), is_ahead=True)
+        assert queue.busy_s == now_s[0], "the value of one is written while the next is trained"
+        queue.ended(A, done(ended))
+        assert queue.busy_s == now_s[0]
+
+
 def test_a_slot_waits_while_another_ones_item_may_come_back():
     queue = queue_of(1)
     queue.draw(A)
