@@ -211,8 +211,9 @@ def _drive(
                 if call.is_open:
                     check_reached(call, call.begun_s, times.reconnect_s)
     finally:
-        for index in under_way:
-            calls[index].link.close()  # a later call must not meet the reply of this one
+        for call in calls:
+            if call.is_open:  # may have begun, although an interrupt has kept it from `under_way`
+                call.link.close()  # a later call must not meet the reply of this one
 
 
 def _give_up(

@@ -274,10 +274,11 @@ class ServerGroup:
                 or only some servers have counted it, so their clocks do.
         """
         if self._unknown:
-            raise ServerPhaseError(
-                f"an earlier request of this worker {self._unknown}; restart the worker with a new "
-                "generation"
+            is_here = all(link.endpoint.inproc for link in self.links)  # as of a lone model
+            then = (
+                "build the model again" if is_here else "restart the worker with a new generation"
             )
+            raise ServerPhaseError(f"an earlier request of this worker {self._unknown}; {then}")
         if self._closed:
             raise client_closed()
         asked = self.links if links is None else links

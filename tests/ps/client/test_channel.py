@@ -274,26 +274,30 @@ def test_an_interrupted_push_is_the_last_one(num_servers: int, monkeypatch: pyte
             with pytest.raises(KeyboardInterrupt):
                 client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         with pytest.raises(
-            ServerPhaseError, match=r"no answer \(KeyboardInterrupt\): whether it was applied"
+            ServerPhaseError,
+            match=r"no answer \(KeyboardInterrupt\): whether it was applied .* a new generation",
         ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
         assert np.isfinite(bed.pulled(client)["trainable"]).all(), "reading goes on"
 
 
+@pytest.mark.parametrize("num_servers", [1, 2])
 @pytest.mark.parametrize("transport", ["tcp", "inproc"])
 def test_a_client_asks_again_after_an_interrupt_just_behind_its_request(
-    transport: str, monkeypatch: pytest.MonkeyPatch
+    transport: str, num_servers: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Nobody takes that answer: it may not keep the connection for ever."""
+    begin = Connection.begin
 
-    def interrupt(_pending: Any, _timeout_s: float) -> Any:
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        begin(*arguments, **named)
         raise KeyboardInterrupt
 
-    with cluster(transport) as bed:
+    with cluster(transport, num_servers=num_servers) as bed:
         client = bed.client()
         client.describe()
         with monkeypatch.context() as patched:
-            patched.setattr(retry, "wait_any", interrupt)
+            patched.setattr(Connection, "begin", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 client.describe()
         (outcome,) = run_all(client.describe)
@@ -345,7 +349,9 @@ def test_an_interrupted_push_without_an_answer_is_the_last_one_in_this_process_t
         monkeypatch.setattr(retry, "wait_any", interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
-        with pytest.raises(ServerPhaseError, match="whether it was applied is unknown"):
+        with pytest.raises(
+            ServerPhaseError, match="whether it was applied is unknown; build the model again"
+        ):
             client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
 
 
