@@ -214,7 +214,8 @@ def deal_beside(
     for part, worker in zip(by_size, workers, strict=True):
         assigned[worker].append(part)
     pieces = [part for part in parts if part.path not in whole]
-    cut = _cut(pieces, _evened(sums, sum(part.size for part in pieces)))
+    sizes = _evened(sums, sum(part.size for part in pieces))
+    cut = _cut(pieces, list(itertools.accumulate(sizes)))
     return [[*mine, *more] for mine, more in zip(assigned, cut, strict=True)]
 
 
@@ -234,14 +235,12 @@ def _evened(loads: Sequence[int], total: int) -> list[int]:
 def _evenly(pieces: Sequence[Split], num_workers: int) -> list[list[Split]]:
     """Return each worker's contiguous part of all bytes or rows."""
     total = sum(piece.size for piece in pieces)
-    ends = [total * number // num_workers for number in range(num_workers + 1)]
-    return _cut(pieces, [stop - start for start, stop in itertools.pairwise(ends)])
+    return _cut(pieces, [total * (worker + 1) // num_workers for worker in range(num_workers)])
 
 
-def _cut(pieces: Sequence[Split], sizes: Sequence[int]) -> list[list[Split]]:
-    """Cut the concatenated pieces into parts of these sizes, whose sum is that of the pieces."""
-    cut: list[list[Split]] = [[] for _ in sizes]
-    ends = list(itertools.accumulate(sizes))
+def _cut(pieces: Sequence[Split], ends: Sequence[int]) -> list[list[Split]]:
+    """Cut the concatenated pieces into parts that end there; the last one ends with the pieces."""
+    cut: list[list[Split]] = [[] for _ in ends]
     worker = at = 0
     for piece in pieces:
         start = piece.start

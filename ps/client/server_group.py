@@ -57,10 +57,10 @@ _FINAL = (ServerPhaseError, StaleGeneration, WorkerLost)
 PROBE_PERIOD_S = 15.0
 """How often a worker that waits at a rendezvous asks for whom, and one that has left probes the
 servers for restarts."""
-INTERRUPT_S = 5.0
-"""How long an interrupt waits for the answers of servers in this process."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
+INTERRUPT_S = 5.0
+"""How long an interrupt waits for the answers of servers in this process."""
 
 
 class CallTimes:
@@ -317,11 +317,10 @@ class ServerGroup:
             Why that failed, also a second interrupt; None: it did not, or was not tried.
         """
         cut = [call for call in calls if call.is_open]
-        if not all(call.link.endpoint.inproc for call in cut):
+        if not cut or not all(call.link.endpoint.inproc for call in cut):
             return None
         try:
-            if cut:
-                exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
+            exchange(cut, self.times.of_call(INTERRUPT_S, restore_s=0.0))
         except (PSError, RpcError, KeyboardInterrupt) as error:
             return error
         return None

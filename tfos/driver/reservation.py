@@ -153,11 +153,11 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         ControlError: the control server cannot listen.
         PhaseError: the reservation was cancelled.
     """
-    config, plan = request.config, request.plan
     mode, feeds = _checked(request)
     sc, facts = _context(spark, request)
     request = _filled(request, facts)
-    config, outputs = request.config, _outputs(request)
+    config, plan = request.config, request.plan
+    outputs = preflight.outputs(config, request.tensorboard, plan)
     profiles = profiles_of(request.resources, plan, facts, config)
     needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
@@ -243,10 +243,6 @@ def _filled(request: ReservationRequest, facts: spark_facts.SparkFacts) -> Reser
     )
     config, tensorboard = preflight.placed_outputs(config, request.tensorboard, facts)
     return replace(request, config=config, tensorboard=tensorboard, resources=resources)
-
-
-def _outputs(request: ReservationRequest) -> dict[str, str]:
-    return preflight.outputs(request.config, request.tensorboard, request.plan)
 
 
 def _checked(request: ReservationRequest) -> tuple[InputMode, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfos.config import ClusterConfig, config_of
+from tfos.driver.preflight import check_flag
 from tfos.errors import SettingsError
 from tfos.runner.local_run import run_local
 from tfos.runner.mirrored_rank import run_mirrored
@@ -125,8 +126,7 @@ def _check(num_slots: object, *, local_mode: object, **switches: object) -> None
     if isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1:
         raise SettingsError(f"num_slots must be a whole number from 1, got {num_slots!r}")
     for name, value in {"local_mode": local_mode, **switches}.items():
-        if not isinstance(value, bool):
-            raise SettingsError(f"{name} must be True or False, got {value!r}")
+        check_flag(name, value)
     if local_mode and num_slots > 1:
         raise SettingsError(
             f"local_mode=True trains in one process beside the driver, got num_slots={num_slots}: "
