@@ -115,7 +115,7 @@ def _serve_until_told(
             step = _start(server, options, metrics_port, caught)
             if step is not None:
                 _serve_filled(server, saves, step, caught)
-        # After a signal during the restore: its directory may be slow to answer a look.
+        # No look after a signal during the restore: the directory may be slow to answer.
         is_watching = step is not None or server.wait_stopped(0.0)
         replaced = server.look_for_successor() if is_watching else ""
     if replaced:

@@ -367,7 +367,7 @@ def check_no_feed(feed_timeout: object, qname: object) -> None:
 
 
 def check_timeout(name: str, value: object) -> float:
-    """Return a positive number of seconds, at most threading.TIMEOUT_MAX, which a lock takes.
+    """Return a positive number of seconds, at most as many as a lock takes.
 
     Args:
         name: the argument's name, for messages.

@@ -34,7 +34,7 @@ _SEED_STATE = "seed_generator_state"
 
 
 def limit_s(client: Any) -> float:
-    """Return the seconds until the chief has filled the servers; before that it may restore them.
+    """Return the most seconds in which the chief fills the servers, its own restore included.
 
     Args:
         client: the process's PSClient.
