@@ -159,7 +159,7 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
 
 def _names(given: Sequence[str]) -> frozenset[str]:
-    """Return the names that a user gave as one or several; the letters of one are no names."""
+    """Return the given names; a str is one name."""
     return frozenset((given,) if isinstance(given, str) else given)
 
 

@@ -131,7 +131,7 @@ class TlsServer:
         """End all calls."""
         try:
             self._server.stop(_CLOSE_GRACE_S).wait(5.0)
-        except RuntimeError:  # Python 3.12 starts no thread at exit, as the grace needs one
+        except RuntimeError:  # Python 3.12 starts no thread at exit; the grace needs one
             _LOG.debug("the server ends with this process", exc_info=True)
         self._threads.shutdown(wait=False)
 

@@ -5,7 +5,7 @@ Does not: copy rows (packer).
 Threads: any; pure.
 
 A chunk's rows are taken before they are encoded. A generator that yields `buffer` after
-`buffer[:] = ...` would so give the last row's values to all of them. The packer compares the first
+`buffer[:] = ...` would give the last row's values to all of them. The packer compares the first
 two rows of a partition; where they share memory, it copies each further row as it comes.
 """
 

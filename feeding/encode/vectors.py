@@ -171,7 +171,10 @@ def _nested(out: Collector, values: Values, name: str) -> None:
 
 
 def _may_be_ints(stacked: Array, first: Values) -> bool:
-    """Return whether numpy may have made uint64, floats or objects of ints; `first`: a row's."""
+    """Return whether numpy may have turned ints into uint64, floats or objects.
+
+    first: numbers of the first row.
+    """
     if stacked.dtype.kind == "O":
         return all(is_number(type(item)) for item in stacked.flat)
     if stacked.dtype.kind == "u":

@@ -395,7 +395,7 @@ def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus)
     """Rename a file or directory; `mv` of object stores takes `*`, `?` and `[` for a pattern."""
     from fsspec import AbstractFileSystem
 
-    # SFTP and its like have one call for it, which takes names as they are; gcsfs is asynchronous.
+    # SFTP and its like rename by one call, which takes names as they are; gcsfs is asynchronous.
     has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
     if has_rename or not has_magic(path):
         # By place, and nothing more for a file: packages name the arguments differently.
@@ -418,8 +418,8 @@ def _remove(inner: AbstractFileSystem, path: str, status: FileStatus) -> None:
     for name in found.keys() - directories:
         inner.rm_file(name)
     for name in sorted(directories, reverse=True):
-        for remove in (inner.rm_file, inner.rmdir):  # by package
-            with suppress(Exception):  # of a store without directories it is gone
+        for remove in (inner.rm_file, inner.rmdir):  # packages differ in which one works
+            with suppress(Exception):  # a store without directories has none left
                 remove(name)
 
 

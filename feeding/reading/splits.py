@@ -132,12 +132,12 @@ def shares(
     owned = _assign_files([piece for piece in pieces if piece.path in whole], num_workers)
     divided = _evenly([piece for piece in pieces if piece.path not in whole], num_workers)
     found = [[*files, *parts] for files, parts in zip(owned, divided, strict=True)]
-    shuffled = generator.getstate()
+    state = generator.getstate()  # a worker's order does not depend on the others' shares
     for mine in found:
         if seed is None:
             mine.sort(key=lambda each: (each.path, each.piece or 0, each.start))
         else:
-            generator.setstate(shuffled)
+            generator.setstate(state)
             generator.shuffle(mine)
     return found
 
@@ -248,7 +248,7 @@ def _cut(pieces: Sequence[Split], ends: Sequence[int]) -> list[list[Split]]:
             while ends[worker] <= at:
                 worker += 1
             stop = min(piece.stop, start + ends[worker] - at)
-            is_whole = (start, stop) == (piece.start, piece.stop)  # no copy of a million pieces
+            is_whole = (start, stop) == (piece.start, piece.stop)  # a million pieces are not copied
             part = piece if is_whole else Split(piece.path, start, stop, piece.piece)
             mine = cut[worker]
             if mine and _adjoin(mine[-1], part):

@@ -430,8 +430,8 @@ class Lease:
         try:
             self._thread.start()
         except RuntimeError as error:
-            # Python 3.12 starts none at exit, where the last save is short. `held` refuses a late
-            # commit, so a host that has no room for threads does no harm either.
+            # Python 3.12 starts no thread at exit; the last save there is short. If a host has no
+            # room for threads, `held` refuses a late commit.
             _logger.info("the lease is not renewed: %s", error)
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # see _remove_remains

@@ -115,13 +115,13 @@ def _serve_until_told(
             step = _start(server, options, metrics_port, caught)
             if step is not None:
                 _serve_filled(server, saves, step, caught)
-        # A signal alone waits for no directory, which may be slow to answer.
+        # No look after a signal during the restore: the directory may be slow to answer.
         is_watching = step is not None or server.wait_stopped(0.0)
         replaced = server.look_for_successor() if is_watching else ""
     if replaced:
         sys.stderr.write(f"ps.server: {replaced}\n")
     status = REPLACED_STATUS if replaced else 0
-    if step is None:  # the thread that restores may not meet the teardown of the interpreter
+    if step is None:  # the thread that restores must not run while the interpreter shuts down
         atexit._run_exitfuncs()
         os._exit(status)
     return status

@@ -115,7 +115,7 @@ class RendezvousClient:
         deadline_s, tell_s = begun_s + timeout_s, begun_s + TELL_PERIOD_S
         while True:
             self._set_notes_again()
-            # Never less: else the answer, which names who is missing, comes too late.
+            # With less the answer, which names who is missing, would come too late.
             left_s = max(PROBE_TIMEOUT_S, deadline_s - time.monotonic())
             is_last = left_s < 2 * PROBE_PERIOD_S
             call = OutgoingCall(

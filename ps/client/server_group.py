@@ -60,7 +60,7 @@ servers for restarts."""
 PROBE_TIMEOUT_S = 1.0
 """How long a look after a server that may have been started again waits for it."""
 INTERRUPT_S = 5.0
-"""How long an interrupt waits for the answers of servers in this process."""
+"""Seconds for which an interrupt waits for the answers of servers in this process."""
 
 
 class CallTimes:
@@ -274,7 +274,7 @@ class ServerGroup:
                 or only some servers have counted it, so their clocks do.
         """
         if self._unknown:
-            is_here = all(link.endpoint.inproc for link in self.links)  # as of a lone model
+            is_here = all(link.endpoint.inproc for link in self.links)  # as without a cluster
             then = (
                 "build the model again" if is_here else "restart the worker with a new generation"
             )
@@ -308,13 +308,13 @@ class ServerGroup:
         return acks
 
     def _finish_here(self, calls: Sequence[OutgoingCall]) -> BaseException | None:
-        """Get the answers that an interrupt has cut from servers that are in this process.
+        """Send again, to servers in this process, the requests that an interrupt has cut.
 
-        Asked again under its number, a change is applied once, and this client may change more: so
-        a notebook's next fit goes on. Other servers may wait for other workers before they answer.
+        The servers apply each change once, by its number. Then this client may send others, as in a
+        notebook's next fit. Servers elsewhere are not asked: they may wait for other workers.
 
         Returns:
-            Why that failed, also a second interrupt; None: it did not, or was not tried.
+            Why that failed, which may be a second interrupt; None: it succeeded, or was not tried.
         """
         cut = [call for call in calls if call.is_open]
         if not cut or not all(call.link.endpoint.inproc for call in cut):

@@ -507,7 +507,7 @@ class Gate(Generic[Gradient]):
             if waited is Waited.GONE:
                 raise sender_gone(push.id.worker)
             if push.error is not None:
-                raise push.error.again()  # several threads wait, and each adds to its own
+                raise push.error.again()  # each waiting thread adds its own traceback
             return push.clock or 0
 
     def has_lost(self, push: PendingPush[Gradient]) -> bool:

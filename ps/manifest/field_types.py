@@ -1,7 +1,7 @@
 """Types of a manifest's fields: what a server would refuse is refused where it is written.
 
-Covers: the check of a record's values against its annotations, as decoding makes it, and its
-sentence.
+Covers: the check of a record's values against its annotations, by the rules of decoding; the text
+of its error.
 Does not: check ranges (the records do).      Pure.
 """
 
@@ -51,7 +51,7 @@ def _fits(value: object, kind: Any) -> bool:
         read = msgspec.convert(value, kind)
     except (msgspec.ValidationError, TypeError):
         return False
-    return read is value or not isinstance(read, msgspec.Struct)  # made of a dict
+    return read is value or not isinstance(read, msgspec.Struct)  # a dict would become a struct
 
 
 def _allowed(kind: Any) -> str:

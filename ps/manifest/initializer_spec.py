@@ -12,7 +12,7 @@ from ps.manifest.field_types import check_types
 from ps.manifest.limits import MAX_SCALAR
 
 
-def _check_finite(initializer: msgspec.Struct) -> None:
+def _check_settings(initializer: msgspec.Struct) -> None:
     name = type(initializer).__name__
     check_types(initializer, name)
     for setting in initializer.__struct_fields__:
@@ -27,7 +27,7 @@ class Constant(msgspec.Struct, frozen=True, tag_field="initializer", tag="consta
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_finite(self)
+        _check_settings(self)
 
 
 class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="uniform"):
@@ -37,7 +37,7 @@ class RandomUniform(msgspec.Struct, frozen=True, tag_field="initializer", tag="u
     maxval: float = 0.05
 
     def __post_init__(self) -> None:
-        _check_finite(self)
+        _check_settings(self)
         if self.minval > self.maxval:
             raise PSSettingsError(
                 f"RandomUniform: minval {self.minval} is above maxval {self.maxval}"
@@ -65,7 +65,7 @@ class TruncatedNormal(msgspec.Struct, frozen=True, tag_field="initializer", tag=
 
 
 def _check_normal(initializer: RandomNormal | TruncatedNormal) -> None:
-    _check_finite(initializer)
+    _check_settings(initializer)
     if initializer.stddev < 0:
         name = type(initializer).__name__
         raise PSSettingsError(f"{name}: stddev must be >= 0, got {initializer.stddev!r}")

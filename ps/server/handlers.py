@@ -384,8 +384,8 @@ class Service:
         advice = "Build the same model, or start new servers"
         if shard.resumed_step >= 0:
             advice = (
-                f"The run resumes from step {shard.resumed_step} of a checkpoint, which keeps "
-                "them: build the model with what was expected, or begin a new run "
+                f"The run resumes from step {shard.resumed_step} of a checkpoint and keeps its "
+                "parameters: build the model with the expected values, or begin a new run "
                 "(docs/guides/checkpoints.md)"
             )
         raise ManifestMismatch(

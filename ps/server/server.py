@@ -3,7 +3,8 @@
 Covers: the object a process (or a test) starts and closes.
 Does not: answer requests (ps.server.handlers), the command line (ps.cli.serve).
 Runs in: PS processes; never imports tensorflow or pyspark.
-Threads: any; requests run on the listener's threads.
+Threads: any; requests run on the listener's threads. `ps-restore` fills the shard from a checkpoint
+where its caller has to notice a stop meanwhile (`restore_beside`).
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ class PSServer:
         """Let clients in, and fill the shard from a checkpoint while they wait.
 
         To read and check its files, and to compile where no kernels are kept, takes longer than
-        clients try to reach a server. What its manifests tell is found before by a server that may
-        take an older one's place. Any other listens first: a file system may be away for minutes.
+        clients try to reach a server. A server that may take an older one's place reads the
+        manifests before that. Any other listens first: a file system may be away for minutes.
 
         Args:
             directory: a path or URL that `open_storage` opens.
@@ -193,14 +194,14 @@ class PSServer:
     def restore_beside(
         self, restore: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
     ) -> Result | None:
-        """Run what restores on a thread of its own, and return what it returns.
+        """Restore on another thread, and return the result, or None once this process is to end.
 
         Args:
-            restore: calls `start_restoring`; goes on if nobody waits for it any more.
+            restore: function that calls `start_restoring`. After a stop it goes on, unwaited for.
             is_over: whether this process is told to end, by other means than a stop request.
 
         Returns:
-            None: the server is to stop, or the process to end.
+            What `restore` returned; None: the server is to stop, or the process to end.
 
         Raises:
             BaseException: what `restore` raises.
@@ -217,7 +218,7 @@ class PSServer:
         while True:
             is_ended = wait([end], _STOP_LOOK_S).done
             if is_over() or self.wait_stopped(0.0):
-                return None  # also where a stop has made it fail
+                return None  # also if the stop has made the restore fail
             if is_ended:
                 return end.result()
 

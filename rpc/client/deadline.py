@@ -34,9 +34,9 @@ class Deadline:
     def left_s(self) -> float:
         """Return the seconds left; 0 or less: the time is over.
 
-        The first look that is late by more than LATE_S gives as much time from now on as it was
-        late, and at most what the wait had: a host may have been suspended for hours. It is the
-        only one, so a wait ends however often a process stands still.
+        The first look that is late by more than LATE_S adds as much time from now on as it was
+        late, but at most the length of the wait: a host may have been suspended for hours. No
+        later look adds any, so a wait ends however often a process stands still.
         """
         now_s = time.monotonic()
         left_s = max(self.at_s, self._prolonged_to_s) - now_s

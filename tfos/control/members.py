@@ -48,7 +48,7 @@ LIVE = frozenset({NodeStatus.REGISTERED, NodeStatus.READY, NodeStatus.RUNNING, N
 """Statuses of a node whose supervisor runs and takes orders."""
 
 GONE = frozenset({NodeStatus.LOST, NodeStatus.RESTARTING})
-"""Statuses of a node whose attempt is no more, in a cluster that goes on."""
+"""Statuses of a node whose attempt has ended or was given up, in a cluster that goes on."""
 
 
 @dataclass(slots=True)
@@ -330,7 +330,7 @@ class Member:
 def mean_loss(workers: Iterable[Member]) -> float | None:
     """Return the mean of the losses that workers reported last; None: none has.
 
-    A lost worker's belongs to the parameters of then.
+    A lost worker's loss does not count: it belongs to older parameters.
     """
     progress = [worker.progress for worker in workers if worker.status not in GONE]
     losses = [each["loss"] for each in progress if "loss" in each]

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 _LOSSES = ("loss", "val_loss")
-"""Kept in any case: people look at them first, and keep_best at `val_loss`."""
+"""Kept before all others: users look at them first, and `keep_best` is often `val_loss`."""
 
 
 def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
@@ -20,7 +20,7 @@ def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
 
     Args:
         metrics: by name.
-        most: how many.
+        most: how many to return at most.
     """
     kept = set(sorted(metrics, key=lambda name: name not in _LOSSES)[:most])
     return {name: value for name, value in metrics.items() if name in kept}

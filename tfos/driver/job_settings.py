@@ -61,7 +61,8 @@ def applied(
 ) -> tuple[RoleResources, ClusterConfig]:
     """Return a call's resources and configuration, filled in by the settings where it is silent.
 
-    A job's settings are for all of its clusters, of which some have no servers on executors.
+    A job's settings are for all of its clusters. Those of `ps` do not apply to a cluster without
+    servers on executors.
 
     Args:
         conf: Spark's settings.

@@ -41,7 +41,7 @@ class MainFunWait:
         self._is_fed = is_fed
         self._progress = TrainingProgress(None)
         self._shown = (0, 0)
-        """How many epochs the slowest worker has begun, and the number, from 1, of its newest."""
+        """How many epochs the slowest worker has begun; its newest one, from 1 in each fit."""
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
@@ -93,7 +93,7 @@ class MainFunWait:
     def follow(self, state: ClusterView, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.
 
-        Another fit counts its epochs from 1 again.
+        Each fit counts its epochs from 1.
 
         Args:
             state: the cluster's state.

@@ -37,7 +37,7 @@ NO_LAST_SAVE = (
     "save_on_interrupt={!r} saves nothing with num_ps=0: the parameters end with their workers. "
     "Use ClusterConfig(checkpoints=Checkpoints(..., every_s=...)), which saves while they train"
 )
-"""Warning of a cluster without servers that is to save at its end; has the directory."""
+"""Warning of a cluster without servers that is to save at its end; takes the directory."""
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
 """Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
@@ -367,7 +367,7 @@ def check_no_feed(feed_timeout: object, qname: object) -> None:
 
 
 def check_timeout(name: str, value: object) -> float:
-    """Return a positive number of seconds; the most that a lock takes for a larger one.
+    """Return a positive number of seconds, at most as many as a lock takes.
 
     Args:
         name: the argument's name, for messages.

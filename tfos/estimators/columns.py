@@ -144,7 +144,7 @@ class ColumnPlan:
         features, labels = self._in_order(inputs, outputs)
         selected = _selector(features, inputs)
         if len(inputs) == 1 and isinstance(selected, list):
-            # Side by side, integers next to a double would be rounded before they are looked at.
+            # Side by side, integers next to a double would be rounded before they are checked.
             selected = {name: name for name in features}
         found: dict[str, Any] = {
             "feature_cols": selected,

@@ -73,7 +73,7 @@ class FittedInputs:
                     dataframe_columns.check_times(leaf, info.dtype)
 
     def _only(self, x: Any, name: str, info: TensorInfo) -> Any:
-        """Return the only input; of several columns each must fit before they are side by side."""
+        """Return the only input; each of several columns is checked before they are joined."""
         if isinstance(x, Mapping):
             _refuse_lists(x.values())
             parts = [self._cast(each, name, info, column=column) for column, each in x.items()]

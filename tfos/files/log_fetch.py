@@ -129,5 +129,5 @@ class LogFetch:
                 piece = reader.read_range(have, min(PIECE_BYTES, status.size_bytes - have))
                 if not piece:
                     break  # it was replaced by a shorter one
-                have += file.write(piece)  # on a full disk a part, then an error
+                have += file.write(piece)  # a full disk takes a part, then raises
                 self._sizes[name] = have

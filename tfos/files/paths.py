@@ -165,7 +165,7 @@ def output_directory(path: str, what: str, place: OutputPlace) -> str:
                 "home that is. Write this URL, or another one, if you mean it."
             )
     if is_stated and found.scheme == LOCAL:
-        return f"file://{found.path}"  # of all spellings, such as file://localhost/x, the plain one
+        return f"file://{found.path}"  # one spelling for all, such as file://localhost/x
     return path if is_stated else str(found)
 
 

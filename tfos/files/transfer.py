@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 def upload(source: Path, target: Location, *, last: str = "") -> None:
     """Copy a file or directory of this host to `target`, replacing the existing one.
 
-    Below a directory, a link counts as what it leads to.
+    Below a directory, a link is copied as what it points to.
 
     A file is replaced atomically. An existing directory is renamed aside first and removed
     afterwards; between the two renames there is none. See replace_directory for stores that have
@@ -49,7 +49,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
     if not source.is_dir():
         fs.write(str(target), pieces_maker(source))
         return
-    found = list(_below(source))  # before anything arrives: a link may lead there
+    found = list(_below(source))  # before the first write: a link may point to `target`
     staged = target.sibling(staging_name(target.name))
     try:
         fs.mkdirs(str(staged))
@@ -70,7 +70,7 @@ def _below(
 ) -> Iterator[tuple[str, Path]]:
     """Yield what is below a directory, as names from there and paths; a directory comes first.
 
-    What is no file, such as a socket, and a link that leads back are left out with a warning.
+    Sockets, pipes, broken links and links to a directory above are left out with a warning.
     """
     above = (*above, directory.resolve())
     for path in sorted(directory.iterdir()):
@@ -78,9 +78,11 @@ def _below(
         if path.is_file():
             yield name, path
         elif not path.is_dir():
-            _logger.warning("%s is not sent: it is no file, or a link to none", path)
+            _logger.warning(
+                "%s is not copied: it is a broken link, or neither a file nor a directory", path
+            )
         elif path.resolve() in above:
-            _logger.warning("%s is not sent: it leads to a directory that it is in", path)
+            _logger.warning("%s is not copied: it is a link to a directory above it", path)
         else:
             yield name, path
             yield from _below(path, f"{name}/", above)

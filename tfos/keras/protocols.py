@@ -61,7 +61,7 @@ class WorkerContext(ProgressReports, Protocol):
 
     @property
     def seen_progress(self) -> ProgressSink:
-        """Receiver of the progress of a `fit` that reports none itself; what was reported."""
+        """Progress of the process, also of a `fit` that reports none itself."""
 
     @property
     def num_workers(self) -> int:

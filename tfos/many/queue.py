@@ -1,7 +1,7 @@
 """The queue of trainings: which item a slot trains next, and what happens to lost ones.
 
 Covers: states of items, attempts, lost slots, and values that are lost with them.
-Does not: know processes or Spark. Pure: a slot's reports in, orders out; the time by a clock.
+Does not: know processes or Spark. Pure: a slot's reports and a clock in, orders out.
 Threads: none; its owner serialises the calls.
 """
 

@@ -124,7 +124,7 @@ class MapRun:
 
     @property
     def busy_share(self) -> float:
-        """Share of the slots' time since the start in which they trained, until now."""
+        """Share of the slots' time, from the start until now or the end, in which they trained."""
         with self._changed:
             span_s = (self._over_s or time.monotonic()) - self._started_s
             slots = max(1, sum(state.has_trained for state in self._slots))

@@ -4,7 +4,7 @@ Covers: binding, reporting its address, counters for the heartbeat, losing worke
 Does not: hold or update parameters (ps.server), unpickle anything.
 Runs in: a child of the supervisor; never imports tensorflow, keras or pyspark.
 Threads: `tfos-orders` carries out orders; the main thread reports and waits for the end, also while
-another one fills a restarted server.
+`ps-restore` (ps.server.server) fills a restarted server.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _find(
 
 
 def _read_unchanged(source: ModelSource, local: Path, digest: str) -> LoadedModel:
-    """Read a model whose digest is known; TensorFlow's import took seconds since."""
+    """Read a model; refuse it if it has changed since its digest was taken, maybe seconds ago."""
     model = (_read_keras if local.is_file() else _read_saved_model)(source, local, digest)
     try:
         is_same = _digest(local) == digest
@@ -297,9 +297,9 @@ def _changed(source: ModelSource, since: str) -> SettingsError:
 
 
 def _digest(model: Path) -> str:
-    """Return the digest of a file, or that of a SavedModel.
+    """Return the digest of a file or of a SavedModel.
 
-    That is of the graph, the variables' checksums and files such as vocabularies.
+    A SavedModel's covers its graph, the variables' checksums and files such as vocabularies.
     """
     if model.is_file():
         return _file_digest(model).hex()

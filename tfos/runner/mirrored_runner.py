@@ -44,8 +44,8 @@ class MirroredStrategyRunner:
             itself, from TF_CONFIG; tfos then distributes nothing.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         timeout_s: seconds that train_fn may take once all slots run; None: no limit.
-        config: timeouts and limits of a run on the executors; use_gpu and gpu_resource_name say
-            what its gpu_resource would.
+        config: timeouts and limits of a run on the executors. use_gpu and gpu_resource_name replace
+            its gpu_resource.
 
     Raises:
         SettingsError: the arguments cannot work together.

@@ -40,7 +40,7 @@ _COUNTED = {
     "spark.executor.instances": "roles.ps and roles.workers",
     "spark.cores.max": "roles.ps, roles.workers and executor.cores",
 }
-"""Keys that make a setting, also where they are not written."""
+"""Keys of a job file that make a setting, by its name; a key that is left out has a default."""
 _NOT_WITH_LOCAL = ("spark.executor.memory",)
 """Settings whose options spark-submit drops with local-cluster; it takes the setting."""
 _LOCAL_MIB = 1024
@@ -99,8 +99,8 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
         more_args: arguments for the program, after its own.
 
     Raises:
-        SettingsError: two keys contradict each other, the master does not know one, or tfos has no
-            such setting.
+        SettingsError: two keys contradict each other, the master does not know one, or tfos does
+            not know a setting `spark.tfos.*`.
     """
     _refuse(job)
     job_settings.stated(job.conf)
@@ -110,7 +110,7 @@ def of_job(job: JobFile, more_args: Sequence[str] = ()) -> SubmitLine:
         if settings.get(key, value) != value:
             other = f"another key of this file says {settings[key]!r}; write one of the two."
             if key in _COUNTED:
-                made = f"{_COUNTED[key]}, also where not written, make it {settings[key]!r}"
+                made = f"{_COUNTED[key]}, or their defaults, make it {settings[key]!r}"
                 other = f"{made}; write these instead."
             if key == _DEPLOY_MODE:
                 other = f"deploy_mode is {settings[key]!r}; write deploy_mode = {value!r} instead."

@@ -21,9 +21,9 @@ TIME, VALUE = "_tfos_time", "_tfos_value"
 """Columns of the rows, next to the user's columns that name a series."""
 _DAY_US = 86_400_000_000
 _TABLE_VALUES = 1 << 24
-"""Values of the windows of one table, 64 MiB; a list of Arrow counts them in 32 bits."""
+"""Most values in the windows of one table, 64 MiB; an Arrow list counts them in 32 bits."""
 _LEAST_ROWS = 64
-"""Rows that are cut at once however long a window is: the carried rows are looked at each time."""
+"""Rows that are cut at once however long a window is: each cut reads the carried rows again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def _rates(report: NodeReport, member: Member) -> Json:
         return _number(grown / span_s) if span_s > 0 and grown >= 0 else None
 
     def rows(beat: Heartbeat) -> float:
-        # Of both heartbeats the same rows, also where the first report had none yet.
+        # Both heartbeats count the same rows: main_fun's own, or else those of its feeds.
         own = beat.progress.get("rows", 0.0)
         return own if new.progress.get("rows") else trained_rows(beat.progress, beat.feeds)
 

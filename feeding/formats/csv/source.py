@@ -97,8 +97,8 @@ class CsvSource(LineSource):
             delimiter=request.delimiter, newlines_in_values=across_lines
         )
         self._headers: dict[str, list[str]] = {}
-        self._alike: dict[tuple[str, ...], list[str]] = {}
-        """Lists of names that files share: many files of many columns would fill memory."""
+        self._distinct: dict[tuple[str, ...], list[str]] = {}
+        """One list for all files of the same names: a list per file would fill memory."""
         self._first, types = self._found_types()
         self._readers = [
             ColumnReader(column, column_spec(column), self._fill(column))
@@ -236,7 +236,7 @@ class CsvSource(LineSource):
             return list(header)
         if path not in self._headers:
             names = self._read_names(path)
-            self._headers[path] = self._alike.setdefault(tuple(names), names)
+            self._headers[path] = self._distinct.setdefault(tuple(names), names)
         return self._headers[path]
 
     def _read_names(self, path: str) -> list[str]:

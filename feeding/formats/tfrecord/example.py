@@ -88,7 +88,7 @@ class Feature:
 
 
 def _is_other(given: Array, value: Array) -> bool:
-    """Return whether a dtype made other numbers of objects; floats may be rounded."""
+    """Return whether the cast of objects changed a number; rounded floats count as the same."""
     changed = given != value
     return bool((changed & np.isinf(value) if value.dtype.kind == "f" else changed).any())
 

@@ -237,12 +237,12 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         ),
         (
             {"conf": {"spark.executor.cores": "2"}},
-            "conf.'spark.executor.cores' = '2': executor.cores and the roles' cores, also where "
-            "not written, make it '1'; write these instead",
+            "conf.'spark.executor.cores' = '2': executor.cores and the roles' cores, or their "
+            "defaults, make it '1'; write these instead",
         ),
         (
             {"conf": {"spark.executor.instances": "9"}, "workers": 2},
-            "roles.ps and roles.workers, also where not written, make it '2'; write these instead",
+            "roles.ps and roles.workers, or their defaults, make it '2'; write these instead",
         ),
         (
             {"conf": {"spark.tfos.ps.core": "2"}},

@@ -327,7 +327,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
-    """Return numbers in a dtype; of integers, refuse what it does not hold, but for fractions."""
+    """Return numbers in a dtype; integers cut off fractions, and refuse what they cannot hold."""
     wanted = np.dtype(dtype)
     if wanted.kind in "iu" and values.dtype.kind in "iuf":
         shown = ""
@@ -337,9 +337,9 @@ def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
             shown = f"numbers from {odd[0]} to {odd[1]}"
         if shown:
             raise SettingsError(
-                f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: it would make "
-                "others of them. Give a dtype that holds them, or none and change them in "
-                "map_fn=..."
+                f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: "
+                "the cast would change them. Give a dtype that holds them, or leave it out and "
+                "convert them in map_fn=..."
             )
     return values.astype(wanted, copy=False)
 

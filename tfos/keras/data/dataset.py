@@ -207,7 +207,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
         The caller has trained the previous batch; its rows count as trained.
         """
-        if self._lone is not None and self._batches:  # the driver has it once its rows are trained
+        if self._lone is not None and self._batches:  # before its rows count as trained
             self._lone.trained(self._batches, self.rows, is_over=False)
         self._came_back()
         head = self._peek()

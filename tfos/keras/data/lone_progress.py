@@ -83,7 +83,7 @@ class LoneProgress:
         self._loss: float | None = None
         self._looked_s = clock()
         progress.begin()
-        self._tell(epoch=0)  # a fit of one epoch after another has the same number
+        self._tell(epoch=0)  # two fits of one epoch each would look like one
 
     def epoch_begins(self) -> None:
         """Put callbacks around the program's, once Keras has the list of them.

@@ -180,9 +180,9 @@ class RowPlanner:
         return ids, ids.summed(values)
 
     def _routed(self, name: str, keys: Array, others: dict[Hashable, RoutedIds]) -> RoutedIds:
-        """Return the route of a table's keys: dim 16 and dim 1 of the same ids have one for both.
+        """Return the route of a table's keys; tables of the same ids, as of dim 16 and 1, share it.
 
-        others: routes of the batch's tables by all that they depend on; a new one is added.
+        others: routes of the batch's tables, by what a route depends on; a new one is added.
         """
         spec = self._specs[name]
         mark = (spec.id_kind, spec.max_id, keys.tobytes())

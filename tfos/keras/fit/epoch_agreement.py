@@ -356,13 +356,15 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             return
         self._absent = absent
         if not absent:
-            logger.warning("epoch %d: the metrics are those of all workers again", epoch + 1)
+            logger.warning(
+                "from epoch %d on, metrics, steps and rows cover all workers again", epoch + 1
+            )
             return
         logger.warning(
-            "from epoch %d on the metrics, steps and rows, in fit's history too, are those of %d "
-            "of %d workers, without worker %s. It was lost or has returned; or it was started "
-            "again and has yet to end an epoch together with the others. The driver's line of an "
-            "epoch counts the rows of all workers",
+            "from epoch %d on, metrics, steps and rows cover %d of %d workers, also in fit's "
+            "history; missing: worker %s. A missing worker was lost or has returned, or it was "
+            "started again and has yet to end an epoch together with the others. The driver's line "
+            "of an epoch counts the rows of all workers",
             epoch + 1,
             len(by_rank),
             num_workers,
@@ -370,7 +372,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         )
 
     def _tell_names(self, by_rank: Mapping[int, Report]) -> None:
-        """Warn, once, of metrics with other names on other workers: Keras numbers those without."""
+        """Warn, once, of metrics whose names differ between workers: Keras numbers unnamed ones."""
         own = uncommon({rank: each.metrics.known for rank, each in by_rank.items() if each.rows})
         if own and not self._has_told_names:
             self._has_told_names = True

@@ -1,7 +1,7 @@
 """Epoch reports: the chief reports the results of each epoch of `fit` to the driver.
 
-Covers: metrics after the user's callbacks, steps, rows, seconds; which feed a `fit` reads, and that
-it has stopped early.
+Covers: metrics after the user's callbacks, and which of them are left out; steps, rows, seconds;
+which feed a `fit` reads, and that it has stopped early.
 Does not: combine the workers' metrics (tfos.keras.fit.epoch_agreement), send or save
 (tfos.worker.reports.epoch_reports).
 Threads: the thread that runs `fit`.
@@ -187,7 +187,7 @@ def count_left_out() -> None:
 def shown_metrics(logs: Logs) -> dict[str, float]:
     """Return the logs that are numbers, at most MAX_METRICS, under names that can be shown.
 
-    It warns, once, of metrics that are left out.
+    A warning, once for the same names, tells which are left out.
     """
     several = [name for name, value in (logs or {}).items() if getattr(value, "ndim", 0)]
     single = {name: value for name, value in (logs or {}).items() if name not in several}
@@ -201,9 +201,9 @@ def shown_metrics(logs: Logs) -> dict[str, float]:
 @functools.lru_cache(maxsize=16)  # each epoch would say the same
 def _tell_left_out(names: str) -> None:
     logger.warning(
-        "%s: left out at the driver, where an epoch or evaluation has at most %d metrics of one "
-        "number each. Of a metric per class compile one with an average, too; main_fun may return "
-        "others",
+        "metrics %s are left out at the driver, where an epoch or evaluation has at most %d "
+        "metrics of one number each. For a metric per class, compile one with average='macro' too; "
+        "main_fun can return the others",
         names,
         MAX_METRICS,
     )

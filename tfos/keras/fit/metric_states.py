@@ -244,7 +244,7 @@ def uncommon(known: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
     """Return the metrics, by rank, that not all of these workers have under this name.
 
     Args:
-        known: names by rank. A worker without a batch lacks some, and is left out.
+        known: names by rank, without workers that had no batch: they lack some.
     """
     names = {rank: set(each) for rank, each in known.items()}
     common = set.intersection(*names.values()) if names else set()

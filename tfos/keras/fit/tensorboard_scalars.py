@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 """Least seconds between two requests for the servers' counters."""
 MOST_TIME = 1 / 20
-"""Most of a core's time that collecting and writing takes, of the process that trains."""
+"""Largest share of a core that collecting and writing takes from the process that trains."""
 MOST_OF_AGE = 1 / 1000
-"""Seconds between two points of a long `fit`, as a part of its age: TensorBoard shows about 1,000
-points of a curve."""
+"""Least seconds between two points of a long `fit`, as a share of its duration so far: TensorBoard
+shows about 1,000 points of a curve."""
 JOIN_S = 10.0
 """Seconds for the last request and its writing; a slower thread is abandoned."""
 
@@ -87,12 +87,12 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
 def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> None:
     is_told = False
-    start, pause_s = time.monotonic(), interval_s
+    start_s, pause_s = time.monotonic(), interval_s
     try:
         is_last = False
         while not is_last and not recorder.is_broken:
             is_last = ending.wait(pause_s)
-            begun = time.thread_time()  # waiting for a server that restarts takes nothing
+            begun_s = time.thread_time()  # of the CPU: a wait for a server does not count
             try:
                 recorder.write()
             except Exception as error:  # noqa: BLE001 - training never fails because of its display
@@ -100,7 +100,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     reason = str(error).strip().partition("\n")[0]
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
-            taken_s, age_s = time.thread_time() - begun, time.monotonic() - start
+            taken_s, age_s = time.thread_time() - begun_s, time.monotonic() - start_s
             pause_s = max(interval_s, taken_s / MOST_TIME, age_s * MOST_OF_AGE)
     finally:
         recorder.close()
@@ -250,7 +250,7 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
         yield "apply/cores", (stats.apply_s - old.apply_s) / seconds
     yield "updates/clock", float(stats.clock)
     if old.uptime_s or max(stats.restored_step, stats.resumed_step) < 0:
-        # Else updates from before this start are among them.
+        # Otherwise the clock includes updates from before this start.
         yield "updates/per_s", (stats.clock - old.clock) / seconds
     yield "traffic/in_mb_per_s", (stats.bytes_in - old.bytes_in) / seconds / 1e6
     yield "traffic/out_mb_per_s", (stats.bytes_out - old.bytes_out) / seconds / 1e6
@@ -267,7 +267,7 @@ def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
 
 
 def _mean_ms(name: str, new: Latency, old: Latency) -> Scalars:
-    """Yield the mean of what came since; without anything there is none."""
+    """Yield the mean of the requests since `old`, if there were any."""
     if count := new.count - old.count:
         yield f"{name}/mean_ms", (new.total_s - old.total_s) / count * 1e3
 

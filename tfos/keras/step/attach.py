@@ -34,7 +34,7 @@ _SEED_STATE = "seed_generator_state"
 
 
 def limit_s(client: Any) -> float:
-    """Return the seconds for the chief to fill the servers, which it may restore before.
+    """Return the most seconds in which the chief fills the servers, its own restore included.
 
     Args:
         client: the process's PSClient.

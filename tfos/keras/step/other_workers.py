@@ -53,7 +53,7 @@ class OtherWorkers:
     def leave(self) -> None:
         """Let the others go on without this worker until it trains again."""
         if self._membership is Membership.MEMBER:
-            # First: an interrupt may come behind the call, and a member may join once more.
+            # First: an interrupt may follow the call, and joining twice does no harm.
             self._membership = Membership.LEFT
             self._client.leave()
 

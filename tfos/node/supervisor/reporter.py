@@ -324,7 +324,7 @@ class Reporter:
             self._post(Unwanted("the driver has given this attempt up, or a newer one replaced it"))
 
     def _pause(self) -> None:
-        """Wait before another try, but begin the last ones at once; hold `_changed`."""
+        """Wait before another try, at most until `finish` is called; hold `_changed`."""
         before = self._finish_by_s
         self._changed.wait_for(lambda: self._finish_by_s is not before, _RETRY_S)
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from tfos.control.client import ControlClient
 
 LAST_REPORT_S = 3.0
-"""Seconds for the last events to reach the driver; part of the 10 s of an abort. What a child did
-by itself is reported as long as the lease lasts: nobody else knows it."""
+"""Seconds for the last events to reach the driver; part of the 10 s of an abort. A failure
+without an order to end is offered until the lease ends: nobody else knows it."""
 KILL_TIMEOUT_S = 4.0
 LAST_OUTPUT_S = 1.0
 UNWANTED_GRACE_S = 2.0
@@ -112,7 +112,7 @@ class Supervisor:
         self._end_reason: str | None = None
         """Set once the node ends, for whatever reason."""
         self._is_stopped = self._has_failed_itself = False
-        """Somebody has ordered the end of the node; its child has ended without that."""
+        """Whether the end of the node was ordered; whether its child failed without an order."""
 
     def run(self) -> None:
         """Run until the end, and always clean up."""

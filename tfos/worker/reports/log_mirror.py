@@ -140,7 +140,7 @@ class LogMirror:
                     continue
                 try:
                     found = path.lstat()
-                except OSError:  # removed since it was listed, or not to be looked at now
+                except OSError:  # removed since it was listed, or not readable now
                     continue
                 if not stat.S_ISREG(found.st_mode):
                     continue

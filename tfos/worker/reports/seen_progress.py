@@ -1,7 +1,7 @@
 """SeenProgress: a worker's numbers for the driver, from main_fun or else from its data.
 
-Covers: which of the two reports counts; the rows of a `fit` whose callbacks cannot count them; from
-where the next `fit` goes on.
+Covers: which of the two reports counts; the rows of a `fit` whose callbacks cannot count them; the
+steps and rows from which the next `fit` counts on.
 Does not: count (tfos.keras.data.lone_progress), measure (tfos.worker.reports.progress_meter).
 Threads: any; `_lock` guards all.
 """
