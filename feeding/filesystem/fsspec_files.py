@@ -411,10 +411,11 @@ def _remove(inner: AbstractFileSystem, path: str, status: FileStatus) -> None:
     if not has_magic(path):
         inner.rm(path, recursive=status.is_directory)
         return
-    found = inner.find(path, withdirs=True, detail=True) if status.is_directory else {path: {}}
-    directories = {name for name, info in found.items() if _is_directory(info)}
-    if status.is_directory:
-        directories.add(path)
+    if not status.is_directory:
+        inner.rm_file(path)
+        return
+    found = inner.find(path, withdirs=True, detail=True)
+    directories = {path, *(name for name, info in found.items() if _is_directory(info))}
     for name in found.keys() - directories:
         inner.rm_file(name)
     for name in sorted(directories, reverse=True):
