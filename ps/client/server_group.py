@@ -287,8 +287,9 @@ class ServerGroup:
         try:
             exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            cause = (is_interrupt and self._finish_here(calls)) or error
+            cause = error
+            if isinstance(error, KeyboardInterrupt):
+                cause = self._finish_here(calls) or error
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(cause, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(cause) or type(cause).__name__
