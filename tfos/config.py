@@ -93,10 +93,8 @@ class Checkpoints:
             if not is_number or not 0 < value < math.inf:
                 raise SettingsError(f"{name} must be > 0 seconds and finite, got {value!r}.")
             _make_plain(self, name, value)
-        if not isinstance(self.resume, bool):
-            raise SettingsError(f"resume must be True or False, got {self.resume!r}.")
-        if not isinstance(self.resume_epochs, bool):
-            raise SettingsError(f"resume_epochs must be True or False, got {self.resume_epochs!r}.")
+        check_flag("resume", self.resume)
+        check_flag("resume_epochs", self.resume_epochs)
         self._check_best()
         least = {"every_steps": 0, "every_batches": 0, "keep": 1, "full_every": 1}
         _check_counts(self, least)
@@ -354,8 +352,8 @@ class ClusterConfig:
                         f"{each.name} must be > 0 seconds and finite, got {value!r}."
                     )
                 _make_plain(self, each.name, value)
-            if each.type == "bool" and not isinstance(value, bool):
-                raise SettingsError(f"{each.name} must be True or False, got {value!r}.")
+            if each.type == "bool":
+                check_flag(each.name, value)
 
     def _check_data_plane(self) -> None:
         if self.integrity not in get_args(Integrity):
@@ -369,6 +367,17 @@ class ClusterConfig:
                 "integrity='payload' and security='tls' authenticate every byte twice; "
                 "leave integrity at 'auto' with security='tls'."
             )
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False: a node would refuse it later, or take it for True.
+
+    Args:
+        name: the argument's name, for messages.
+        value: the user's value.
+    """
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} must be True or False, got {value!r}.")
 
 
 def config_of(given: object) -> ClusterConfig:

@@ -338,17 +338,6 @@ def check_shuffle(seed: object, shuffle_rows: object) -> None:
         raise SettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=.")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False: a node would refuse it later, or take it for True.
-
-    Args:
-        name: the argument's name, for messages.
-        value: the user's value.
-    """
-    if not isinstance(value, bool):
-        raise SettingsError(f"{name} must be True or False, got {value!r}.")
-
-
 def check_no_feed(feed_timeout: object, qname: object) -> None:
     """Refuse arguments that a saved model, which needs no feed, would not obey.
 

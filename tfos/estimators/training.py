@@ -16,7 +16,7 @@ from typing import Any
 
 from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
-from tfos.config import Checkpoints, ClusterConfig, InputMode
+from tfos.config import Checkpoints, ClusterConfig, InputMode, check_flag
 from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, ShutdownTimeout
 from tfos.estimators.columns import ColumnPlan
@@ -129,8 +129,8 @@ class FitSettings:
                 raise SettingsError(
                     f"{self._word(name)} must be an int, got {value!r} ({type(value).__name__})"
                 )
-        preflight.check_flag(self._word("exactlyOnce"), self.exactly_once)
-        preflight.check_flag("verbose", self.verbose)
+        check_flag(self._word("exactlyOnce"), self.exactly_once)
+        check_flag("verbose", self.verbose)
 
     def _check_cluster(self) -> None:
         """Refuse nodes, modes and seeds that cannot work."""

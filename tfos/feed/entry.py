@@ -13,6 +13,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tfos.config import check_flag
 from tfos.driver import preflight, stream_stop
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.reservation import Reservation
@@ -151,7 +152,7 @@ class FeedService:
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)
         preflight.check_shuffle(request.seed, request.shuffle_rows)
-        preflight.check_flag("exactly_once", request.exactly_once)
+        check_flag("exactly_once", request.exactly_once)
         if not feeds:
             raise SettingsError(
                 f"{call} needs input_mode=InputMode.SPARK; this cluster was made with "

@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfos.config import ClusterConfig, config_of
-from tfos.driver.preflight import check_flag
+from tfos.config import ClusterConfig, check_flag, config_of
 from tfos.errors import SettingsError
 from tfos.runner.local_run import run_local
 from tfos.runner.mirrored_rank import run_mirrored
