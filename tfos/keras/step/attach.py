@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import msgspec
 import numpy as np
 
@@ -73,7 +74,7 @@ def attach(
     adopted = client.attach(timeout_s=timeout_s)
     check_same(manifest, adopted)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
-    adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
+    adopt_frozen(client, model, manifest, variables.frozen, timeout_s=timeout_s)
     return num_updates
 
 
@@ -101,12 +102,18 @@ def distributed_manifest(variables: Variables, optimizer: Any, settings: Setting
 
 
 def adopt_frozen(
-    client: Any, manifest: Manifest, groups: Sequence[VariableGroup], *, timeout_s: float
+    client: Any,
+    model: Any,
+    manifest: Manifest,
+    groups: Sequence[VariableGroup],
+    *,
+    timeout_s: float,
 ) -> None:
     """Assign the servers' frozen weights to the model's variables.
 
     Args:
         client: the process's PSClient.
+        model: the model.
         manifest: manifest of this model.
         groups: the model's frozen groups.
         timeout_s: seconds for the chief to seed them, if the servers' checkpoint had none.
@@ -120,6 +127,9 @@ def adopt_frozen(
     client.pull_frozen(manifest, received, timeout_s=timeout_s)
     for group in groups:
         group.assign(tf.constant(received.pop(group.name)))
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # it computes with tensors that `adapt` made of the variables
 
 
 def draw_apart(model: Any, rank: int) -> None:

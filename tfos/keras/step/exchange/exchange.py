@@ -173,7 +173,7 @@ class ParameterExchange:
             raise UnsupportedModel(
                 f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
                 "The parameter servers, their checkpoints and restarted workers keep the previous "
-                "values. Call load_weights, set_weights or assign before "
+                "values. Call adapt, load_weights, set_weights or assign before "
                 f"ctx.distribute(model). {MOVING_COPY}"
             )
         self.check_trained()
