@@ -18,6 +18,7 @@ from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import evaluate
+from tfos.feed.dataframe import check_classic
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
 from tfos.predict.column import BATCH_SIZE, predicted, read_signature
@@ -70,6 +71,7 @@ class KerasModel(
         )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_classic(dataset)
         columns = self.column_plan().features
         num_rows = check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         signature = self._read(dataset.sparkSession)

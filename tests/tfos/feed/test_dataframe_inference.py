@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import keras
+import pandas
 import pytest
 
 from feeding.config import FeedConfig
@@ -9,6 +11,8 @@ from feeding.sender.task import InferenceTask
 from tfos.errors import SettingsError
 from tfos.feed.dataframe_inference import answered
 from tfos.feed.request import FeedRequest
+from tfos.feed.sources import source_of
+from tfos.ml import KerasEstimator, KerasModel
 from tfos.spark.task_secrets import TaskCredentials
 
 
@@ -27,3 +31,40 @@ def test_a_frame_of_spark_connect_is_refused():
     task = InferenceTask(targets=(), credentials=TaskCredentials("c"), config=FeedConfig())
     with pytest.raises(SettingsError, match="belongs to Spark Connect"):
         answered(request, task)
+
+
+class OnSpark:
+    """A pandas-on-Spark DataFrame, as far as anyone may look at it."""
+
+    columns = ("features", "label")
+
+
+OnSpark.__module__ = "pyspark.pandas.frame"
+
+
+class Rdd:
+    """An RDD, likewise."""
+
+    def mapPartitionsWithIndex(self, *args: Any) -> None:
+        raise AssertionError("used")
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (OnSpark(), r"pyspark\.pandas\.frame\.OnSpark; use data\.to_spark\(\)"),
+        (pandas.DataFrame({"features": [1.0]}), r"use spark\.createDataFrame\(data\)"),
+        (Rdd(), r"use data\.toDF\(\[names\]\)"),
+    ],
+)
+def test_rows_that_are_no_spark_dataframe_are_refused_with_the_call_that_makes_one(
+    rows: Any, text: str
+):
+    estimator = KerasEstimator(model_fn=keras.Sequential)
+    for use in (estimator.fit, KerasModel(b"")._transform):
+        with pytest.raises(SettingsError, match=text):
+            use(rows)
+    if not isinstance(rows, Rdd):
+        request = FeedRequest(data=rows, feed="input", feed_timeout_s=1.0)
+        with pytest.raises(SettingsError, match=r"must be an RDD or a Spark DataFrame.*Use"):
+            source_of(request)
