@@ -42,7 +42,7 @@ def test_all_workers_normalize_as_their_files_say(tmp_path: pathlib.Path, settin
     def work(rank: int) -> np.ndarray:
         distribute(models[rank], cluster.contexts[rank], consistency="sync")
         models[rank].fit(X[rank::2], Y[rank::2], batch_size=8, verbose=0)
-        return models[rank].predict(X, verbose=0)  # type: ignore[no-any-return]
+        return models[rank].predict(X, verbose=0)
 
     with serving(num_workers=2) as cluster:
         chiefs, others = together(work, 2)

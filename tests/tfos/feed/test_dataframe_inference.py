@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import keras
-import pandas
 import pytest
 
 from feeding.config import FeedConfig
@@ -42,6 +40,15 @@ class OnSpark:
 OnSpark.__module__ = "pyspark.pandas.frame"
 
 
+class Pandas:
+    """A DataFrame of pandas, likewise."""
+
+    columns = ("features", "label")
+
+
+Pandas.__module__ = "pandas.core.frame"
+
+
 class Rdd:
     """An RDD, likewise."""
 
@@ -53,14 +60,14 @@ class Rdd:
     ("rows", "text"),
     [
         (OnSpark(), r"pyspark\.pandas\.frame\.OnSpark; use data\.to_spark\(\)"),
-        (pandas.DataFrame({"features": [1.0]}), r"use spark\.createDataFrame\(data\)"),
+        (Pandas(), r"use spark\.createDataFrame\(data\)"),
         (Rdd(), r"use data\.toDF\(\[names\]\)"),
     ],
 )
 def test_rows_that_are_no_spark_dataframe_are_refused_with_the_call_that_makes_one(
     rows: Any, text: str
 ):
-    estimator = KerasEstimator(model_fn=keras.Sequential)
+    estimator = KerasEstimator(model_fn=list)
     for use in (estimator.fit, KerasModel(b"")._transform):
         with pytest.raises(SettingsError, match=text):
             use(rows)
