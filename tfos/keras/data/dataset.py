@@ -197,11 +197,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """First epoch whose batches were not all handed out."""
         return max(self.ended_epoch + 1, self.first_epoch)
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds that training waited for rows; near the training time: feed faster."""
-        return self._prefetcher.waited_s
-
     def at_end(self) -> bool:
         """Wait for the next batch or the end of the epoch; return whether it is the end.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +50,6 @@ class Prefetcher:
         self._closed = threading.Event()
         self._name = name
         self._thread: threading.Thread | None = None
-        self.waited_s = 0.0
 
     def start(self) -> None:
         """Begin to read an epoch; nothing if one is being read."""
@@ -70,7 +68,6 @@ class Prefetcher:
             Exception: the exception that reading raised.
             RuntimeError: the prefetcher was closed.
         """
-        begin_s = time.monotonic()
         item = None
         while item is None:
             try:
@@ -80,7 +77,6 @@ class Prefetcher:
                     raise RuntimeError("the dataset was closed; create another one") from None
                 if on_wait is not None:
                     on_wait()
-        self.waited_s += time.monotonic() - begin_s
         if isinstance(item, Failure):
             self._thread = None
             raise item.error

@@ -42,7 +42,6 @@ def test_no_more_than_depth_and_one_are_read_ahead_and_nothing_past_the_end():
     assert len(read) == 3
     assert [reader.take() for _ in range(6)] == [0, 1, 2, 3, 4, END]
     assert len(read) == 6
-    assert reader.waited_s >= 0
 
 
 def test_an_error_is_raised_where_the_batch_is_taken_and_reading_can_go_on():
