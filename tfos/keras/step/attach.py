@@ -21,7 +21,6 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
-from tfos.keras.step.gradients.gradient_step import MAX_DENSIFIED_BYTES
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
@@ -65,7 +64,7 @@ def attach(
     manifest = distributed_manifest(variables, model.optimizer, settings)
     num_updates, timeout_s = None, limit_s(client)
     if seeds:
-        dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
+        dense_embeddings.warn_of_large(model)
         groups = (*variables.groups, *variables.frozen)
         manifest = as_served(manifest, client)
         values = {group.name: group.values() for group in groups}
