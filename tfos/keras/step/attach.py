@@ -58,10 +58,21 @@ def attach(
         None.
 
     Raises:
-        UnsupportedModel: the servers hold another model, or the settings do not fit this one.
+        UnsupportedModel: the servers hold another model.
+        SettingsError, UnsupportedModel: the settings do not fit the model.
         PSError: as for PSClient.seed and PSClient.attach.
     """
-    manifest = distributed_manifest(variables, model.optimizer, settings)
+    optimizer = model.optimizer
+    manifest = variables.manifest(
+        optimizer,
+        consistency=settings.consistency,
+        reduction=settings.reduction,
+        staleness_bound=settings.bound_for(optimizers.batches_per_update(optimizer)),
+        staleness_aware=settings.divides_by_staleness(
+            damps_itself=optimizers.damps_itself(optimizer)
+        ),
+        compression=settings.compression,
+    )
     num_updates, timeout_s = None, limit_s(client)
     if seeds:
         dense_embeddings.warn_of_large(model)
@@ -74,29 +85,6 @@ def attach(
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
     adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
     return num_updates
-
-
-def distributed_manifest(variables: Variables, optimizer: Any, settings: Settings) -> Manifest:
-    """Return what a model with these settings needs from the servers; bucket_bytes is open.
-
-    Args:
-        variables: the model's.
-        optimizer: the model's.
-        settings: settings of `ctx.distribute`.
-
-    Raises:
-        SettingsError, UnsupportedModel: the settings do not fit the model.
-    """
-    return variables.manifest(
-        optimizer,
-        consistency=settings.consistency,
-        reduction=settings.reduction,
-        staleness_bound=settings.bound_for(optimizers.batches_per_update(optimizer)),
-        staleness_aware=settings.divides_by_staleness(
-            damps_itself=optimizers.damps_itself(optimizer)
-        ),
-        compression=settings.compression,
-    )
 
 
 def adopt_frozen(
