@@ -276,11 +276,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         while len(self._heads) <= place:
             if self._heads and not isinstance(self._heads[-1], Ready):
                 return None
-            try:
-                ready = self._prefetcher.take_ready()
-            except Exception as error:  # noqa: BLE001 - raised when its turn comes
-                ready = Failure(error)
-            if ready is None:
+            if (ready := self._prefetcher.take_ready()) is None:
                 return None
             self._heads.append(ready)
         ready = self._heads[place]
