@@ -70,6 +70,7 @@ class ExportWriter:
             if isinstance(error, OSError):
                 raise
             raise SettingsError(f"cannot export to {path}: {error}") from error
+        self._base = base
         if base is not None:
             _refuse_whole_export(self._target)
         self._token = "" if self._fs.renames_whole else secrets.token_hex(6)
@@ -151,7 +152,6 @@ class ExportWriter:
         *,
         state: str,
         source: str,
-        base: str | None = None,
         save_id: str = "",
         step: int | None = None,
     ) -> ExportManifest:
@@ -160,7 +160,6 @@ class ExportWriter:
         Args:
             state: see ExportManifest, as for the others.
             source: origin of the rows, in words.
-            base: base of a delta.
             save_id: save id of a checkpoint.
             step: step of a checkpoint.
 
@@ -171,7 +170,7 @@ class ExportWriter:
         refuse_other_content(self._fs, self._target)  # others may have written meanwhile
         manifest = ExportManifest(
             state=state,
-            base=base,
+            base=self._base,
             source=source,
             save_id=save_id,
             step=step,
