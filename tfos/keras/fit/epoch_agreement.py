@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -547,13 +546,10 @@ def combine(reports: Iterable[Report]) -> dict[str, float]:
             weight = report.val_rows if name.startswith("val_") else report.rows
             if weight:
                 weighted.setdefault(name, []).append((value, weight))
-    return {name: weighted_mean(values) for name, values in weighted.items()}
-
-
-def weighted_mean(values: list[tuple[float, int]]) -> float:
-    """Return the mean of (value, weight) pairs; NaN without weight."""
-    total = sum(weight for _, weight in values)
-    return sum(value * weight for value, weight in values) / total if total else math.nan
+    return {
+        name: sum(value * weight for value, weight in values) / sum(w for _, w in values)
+        for name, values in weighted.items()
+    }
 
 
 def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:
