@@ -25,12 +25,7 @@ from tfos.keras.data.running_fit import KERAS_FIT
 from tfos.keras.embedding.layer import refuse_tables
 from tfos.keras.fit import validation
 from tfos.keras.fit.callbacks import listed
-from tfos.keras.fit.epoch_agreement import (
-    AfterCallbacks,
-    BeforeCallbacks,
-    FitEnded,
-    rendezvous_prefix,
-)
+from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FitEnded
 from tfos.keras.fit.epoch_report import EpochReporter, count_left_out
 from tfos.keras.fit.learning_rate import KeptRate
 from tfos.keras.fit.progress import EpochProgressBar, ProgressReport
@@ -164,13 +159,12 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
         kept_rate.begin(number)
-        name = rendezvous_prefix(number)
-        passes = validation.ValidationPasses(trainer, arguments, name)
+        passes = validation.ValidationPasses(trainer, arguments, number)
         trainer.begin_validation = passes.begin
         check = functools.partial(_check_steps, trainer=trainer)
         before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
-        report = EpochReporter(trainer, before, dataset, arguments, number)
-        before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
+        report = EpochReporter(trainer, before, arguments, number)
+        before.last = [report, AfterCallbacks(trainer, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         arguments["callbacks"] = before.given_on = given_on
