@@ -106,8 +106,6 @@ class LocalContext:
     fit_place = None
     resumes_epochs = False
     resumes_rate = False
-    log_dir: str | None = None
-    feed_channel: Any = None
 
     def __init__(self) -> None:
         self.epochs = self.trained_feeds = self.seen_progress = _NoReports()
@@ -119,15 +117,6 @@ class LocalContext:
 
     def save_now(self) -> str | None:
         """Save nothing; see NodeContext.save_now."""
-
-    def report_progress(
-        self,
-        step: int,
-        rows: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Ignore the report. Arguments as for NodeContext.report_progress."""
 
     def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
         """Ignore the report. Arguments as for NodeContext.report_numbers."""

@@ -171,12 +171,11 @@ class _Recorder:
 
     def _cluster_scalars(self, servers: Sequence[ServerStats]) -> Scalars:
         yield from worker_rows(servers)
-        if self._ctx.feed_channel is not None:
-            for feed in self._ctx.feed_channel.feeds():
-                if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
-                    continue  # a feed without rows, such as validation's: its charts would be empty
-                for field in _FEED_FIELDS:
-                    yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
+        for feed in self._ctx.feed_channel.feeds():
+            if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
+                continue  # a feed without rows, such as validation's: its charts would be empty
+            for field in _FEED_FIELDS:
+                yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
         if trainer.skipped_steps:  # none is with on_nonfinite="error": a chart of zeros
             yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
