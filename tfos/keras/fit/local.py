@@ -126,16 +126,13 @@ class LocalContext:
         self._server.close()
 
 
-def train_here(model: Any) -> Any:
+def train_here(model: Any) -> None:
     """Put a compiled model's parameters on a server in this process; `fit` then trains there.
 
     `fit` and `train_on_batch` call it for a model with Embeddings that is not distributed.
 
     Args:
         model: the compiled, undistributed model.
-
-    Returns:
-        The same model object.
 
     Raises:
         UnsupportedModel, UnsupportedOptimizer: a cluster would refuse the model.
@@ -153,7 +150,6 @@ def train_here(model: Any) -> Any:
         "the tables of %s live in this process; ctx.distribute(model) puts them on servers",
         model.name,
     )
-    return model
 
 
 def _is_untrained(model: Any) -> bool:
