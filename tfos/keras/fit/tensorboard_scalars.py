@@ -139,15 +139,12 @@ class _Recorder:
 
     def close(self) -> None:
         """Close all writers and the client; ignore failures."""
-        for close in (*(writer.close for writer in self._writers.values()), self._close_client):
+        for opened in (*self._writers.values(), self._client):
             try:
-                close()
+                if opened is not None:
+                    opened.close()
             except Exception:
                 logger.debug("closing after the last scalars failed", exc_info=True)
-
-    def _close_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
     def _write(self, run: str, scalars: Scalars, step: int) -> None:
         values = list(scalars)
