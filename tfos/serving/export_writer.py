@@ -137,15 +137,12 @@ class ExportWriter:
         Args:
             file: a `.keras` file on this host.
         """
-        digest = hashlib.sha256()
-        nbytes = 0
         name = f"{self._named('model')}.keras"
-        with self._fs.create(str(self._place.child(name))) as copy:
+        with self._fs.create(str(self._place.child(name))) as opened:
+            copy = _HashedFile(opened)
             for piece in file_pieces(file):
-                digest.update(piece)
                 copy.write(piece)
-                nbytes += len(piece)
-        self._model = ExportedFile(name, 0, nbytes, digest.hexdigest())
+        self._model = ExportedFile(name, 0, copy.nbytes, copy.digest.hexdigest())
 
     def commit(
         self,
