@@ -100,7 +100,6 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     dropped_rows: int = 0
     unread_bytes: int = 0
     starved_s: float = 0.0
-    epochs_done: int = 0
     trained_rows: int = 0
     epochs: tuple[EpochRowCounts, ...] = ()
     """The last epochs."""
@@ -417,7 +416,6 @@ class RosterEntry(msgspec.Struct, frozen=True):
     node: NodeId
     rank: int
     host: str
-    executor_id: str
     endpoint: Endpoint
     free_port: int = 0
     """See Listening."""
