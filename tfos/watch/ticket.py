@@ -127,7 +127,7 @@ def directory_of_tickets() -> Path:
     runtime = Path(os.environ.get(RUNTIME_VARIABLE, ""))
     # After su it may be root's, which why_unsafe trusts.
     is_ours = runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK)
-    if is_ours and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
+    if is_ours and not why_unsafe(real_path(runtime)):
         return runtime / "tfos"
     cache = user_cache()
     if cache is None:

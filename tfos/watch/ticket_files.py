@@ -62,7 +62,7 @@ def read(
     directory = real_path(directory)
     if not directory.exists():
         return []
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
+    if reason := why_unsafe(directory):
         raise SettingsError(f"{directory} is not read: {reason}")
     mine: list[Ticket] = []
     others: list[Ticket] = []
