@@ -29,6 +29,10 @@ from rpc.endpoint import Endpoint
 from tfos.failure import NodeFailure, NodeId
 from tfos.fit_place import FitPlace
 
+CALL_TIMEOUT_S = 5.0
+"""Deadline of a unary call; well under the lease, so that several attempts fit into it."""
+REGISTER_TIMEOUT_S = 20.0
+"""The first call also connects; the driver may be busy starting jobs."""
 MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
 MAX_RESULT_BYTES = 1 << 20
