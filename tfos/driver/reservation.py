@@ -292,7 +292,7 @@ def _settings(
         has_tensorflow_servers=bool(plan.tensorflow_servers),
         is_mirrored=plan.is_mirrored,
         feeds=feeds,
-        loopback=facts.loopback,
+        loopback=facts.is_local,
         default_fs=facts.default_fs,
         driver_boot_id=endpoint.boot_id(),
         legacy_keras=os.environ.get(legacy_keras.VARIABLE, ""),

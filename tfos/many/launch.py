@@ -95,7 +95,7 @@ class RunPlace:
         return {
             "max_result_bytes": max_result_bytes(self.sc),
             "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
-            "loopback": self.facts.loopback,
+            "loopback": self.facts.is_local,
         }
 
     def offer(self) -> str:
