@@ -68,7 +68,8 @@ class TrainerProcess:
             self._child: Child = spawn(
                 "tfos.many.slot.trainer",
                 msgspec.msgpack.encode(document),
-                spec,
+                sys_path=spec.sys_path,
+                cwd=spec.executor.cwd,
                 env=child_env(
                     os.environ,
                     threads=0,

@@ -222,7 +222,8 @@ class Supervisor:
         return children.spawn(
             children.module_of(self._planned),
             msgspec.msgpack.encode(body),
-            spec,
+            sys_path=spec.sys_path,
+            cwd=spec.executor.cwd,
             env=self._env,
             title=f"tfos {self._node.name}",
             link=(ours, theirs),
