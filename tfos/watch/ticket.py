@@ -58,7 +58,8 @@ def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
         OSError: the directory cannot be made, or is not the user's alone.
     """
     path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
-    ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of killed drivers
+    with contextlib.suppress(SettingsError):  # an unsafe directory stays as it is
+        ticket_files.read(path.parent, _PATTERN, DriverTicket)  # removes those of killed drivers
     return ticket_files.write(path, ticket)
 
 

@@ -79,18 +79,6 @@ def read(
     return [*mine, *others] if with_others else mine
 
 
-def remove_ended(directory: Path, pattern: str, kind: type[ProcessId]) -> None:
-    """Remove the tickets of drivers that have ended; a directory that is not safe stays.
-
-    Args:
-        directory: directory of the tickets.
-        pattern: pattern of their names.
-        kind: kind of the tickets.
-    """
-    with contextlib.suppress(SettingsError):
-        read(directory, pattern, kind)
-
-
 def _read(path: Path, kind: type[Ticket]) -> Ticket | None:
     """Return what a file holds; None unless it is a ticket that this user alone could write."""
     try:
