@@ -1,6 +1,6 @@
 """Messages between the driver and a node's supervisor, as typed structs.
 
-Covers: the messages of the control plane (gRPC, msgpack bodies) in both directions.
+Covers: the messages of the control plane (gRPC, msgpack bodies) both ways, their calls' deadlines.
 Does not: transport (tfos.control.server, tfos.control.client), decisions (tfos.control.state),
 tensors (rpc).
 
