@@ -64,6 +64,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
             assert worker.channel.wait_flushed("input", epoch, 10.0)
         worker.channel.finish("input")
         epochs = reading.result()
+        assert len(epochs) == 2
         for epoch, batches in enumerate(epochs):
             assert [b.num_rows for b in batches] == [10] * 9 + [9]
             x, y = (np.concatenate([b.nest()[i] for b in batches]) for i in (0, 1))
@@ -71,7 +72,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
             assert set(y) == {epoch}
         stats = worker.channel.stats("input")
         assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (198, 198, 0)
-        assert (stats.epochs_done, stats.unread_bytes) == (2, 0)
+        assert stats.unread_bytes == 0
 
 
 def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost():

@@ -806,7 +806,7 @@ def test_a_feed_that_was_terminated_is_no_warning_once_main_fun_has_returned():
         reports = feed(task)
         if task.epoch == 1:
             counts = (messages.EpochRowCounts(1, 10, 10),)
-            ended = messages.FeedSnapshot("input", 10, 10, 0, 0, 0.0, 2, 10, counts, True, True)
+            ended = messages.FeedSnapshot("input", 10, 10, 0, 0, 0.0, 10, counts, True, True)
             played.happens = [(f"worker:{rank}", messages.Done((ended,))) for rank in ALL]
         return reports
 

@@ -18,8 +18,8 @@ from typing import Any
 import keras
 
 from tfos.console.printable import visible
+from tfos.control.first_metrics import first_metrics
 from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
-from tfos.control.shown_metrics import first_metrics
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in

@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 """Least seconds between two requests for the servers' counters."""
-MOST_TIME = 1 / 20
+MOST_CORE_SHARE = 1 / 20
 """Largest share of a core that collecting and writing takes from the process that trains."""
-MOST_OF_AGE = 1 / 1000
+LEAST_PAUSE_SHARE = 1 / 1000
 """Least seconds between two points of a long `fit`, as a share of its duration so far: TensorBoard
 shows about 1,000 points of a curve."""
 JOIN_S = 10.0
@@ -101,7 +101,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
             taken_s, age_s = time.thread_time() - begun_s, time.monotonic() - start_s
-            pause_s = max(interval_s, taken_s / MOST_TIME, age_s * MOST_OF_AGE)
+            pause_s = max(interval_s, taken_s / MOST_CORE_SHARE, age_s * LEAST_PAUSE_SHARE)
     finally:
         recorder.close()
 
