@@ -35,7 +35,7 @@ from feeding.formats.tfrecord.framing import RecordLimits, RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.discover import data_files, is_plain
-from feeding.reading.splits import Split, share
+from feeding.reading.splits import Split, shares
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -441,7 +441,7 @@ def page(monkeypatch) -> str:
 def test_files_of_a_listing_without_sizes_are_read(page):
     source = TextSource(f"{page}/*.txt")
     assert [each.size_bytes for each in source.files()] == [4, 4]
-    rows: list[Any] = [c[0] for split in share(source.files(), 0, 1) for c in source.read(split)]
+    rows: list[Any] = [c[0] for split in shares(source.files(), 1)[0] for c in source.read(split)]
     assert sum(map(len, rows)) == 2
 
 
