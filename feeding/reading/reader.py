@@ -119,14 +119,13 @@ class DirectReader:
         """Position after the last batch; after an epoch's end, the start of the next epoch."""
         return self._position
 
-    def next_batch(self, batch_size: int, timeout_s: float | None = None) -> Batch | EpochEnd:  # noqa: ARG002 - files need no waiting
+    def next_batch(self, batch_size: int) -> Batch | EpochEnd:
         """Return the next batch, or EpochEnd once after each epoch.
 
         After an error, the next call begins the epoch again.
 
         Args:
             batch_size: rows; only an epoch's last batch has fewer.
-            timeout_s: ignored; files need no waiting.
 
         Raises:
             DataError: a file is damaged and the policy is to fail.

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from feeding.config import FeedConfig
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
@@ -372,8 +373,9 @@ def test_closing_releases_feeders_and_consumers():
 
 
 def test_a_consumer_does_not_wait_for_ever():
-    with workers(1) as (worker,), pytest.raises(FeedTimeout, match=r"brought no rows in 0\.05 s"):
-        worker.channel.take("input", 0.05)
+    channel = FeedChannel(FeedConfig(starve_timeout_s=0.05))
+    with pytest.raises(FeedTimeout, match=r"brought no rows in 0\.05 s"):
+        channel.take("input")
 
 
 def test_a_row_that_does_not_fit_fails_the_feeder_and_nobody_else():
