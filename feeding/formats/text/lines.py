@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Self, cast
 
-from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.config import MIB, check_count
+from feeding.errors import DataError
 from feeding.filesystem.readahead import ReadAhead
 from feeding.reading.gzip_bound import beyond_ratio
 from rpc.field_texts import with_field_texts
@@ -38,9 +38,7 @@ class LineLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 
 from feeding.columnar.chunk import Array
-from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.config import MIB, check_count
+from feeding.errors import DataError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import is_gzip
@@ -46,15 +46,9 @@ class RecordLimits:
     CPU's cache is fastest."""
 
     def __post_init__(self) -> None:
-        least = {
-            "max_record_bytes": 1,
-            "max_gzip_ratio": 1,
-            "block_bytes": frame_kernels.FRAME_HEAD,
-        }
-        for name, at_least in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-                raise FeedSettingsError(f"{name} must be an int >= {at_least}, got {value!r}")
+        check_count("max_record_bytes", self.max_record_bytes)
+        check_count("max_gzip_ratio", self.max_gzip_ratio)
+        check_count("block_bytes", self.block_bytes, frame_kernels.FRAME_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
