@@ -21,10 +21,10 @@ from feeding.protocol.row_ranges import Span
 from feeding.sender.feeder import Feeder, FeedReport, RowPacker
 from feeding.sender.inference import InferenceFeeder
 from feeding.sender.shuffle import Shuffle, ShuffledPacker
-from feeding.sender.worker_link import FeedTarget, LostWorker
+from feeding.sender.worker_link import FeedTarget
 from rpc.auth.handshake import Credentials
 
-__all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
+__all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask"]
 
 
 @dataclass(frozen=True, kw_only=True)
