@@ -102,13 +102,13 @@ class LineReader:
         name: str,
         *,
         span: tuple[int, int | None] = (0, None),
-        limits: LineLimits | None = None,
+        limits: LineLimits,
     ) -> None:
         self._file = file
         self._name = name
         self._start = span[0]
         self._stop = sys.maxsize if span[1] is None else span[1]
-        self._limits = limits or LineLimits()
+        self._limits = limits
 
     def blocks(self) -> Iterator[LineBlock]:
         """Yield the lines, some at a time.

@@ -211,9 +211,8 @@ class RecordReader:
 
     def _search(self, at_end: bool) -> None:
         """Search for the next record."""
-        at, _ = frame_kernels.find_record(
-            self._buffer, 0, self._filled, self._limits.max_record_bytes
-        )
+        limit = self._limits.max_record_bytes
+        at, _ = frame_kernels.find_record(self._buffer, self._filled, limit)
         self._is_lost = at < 0
         if at >= 0:
             self._keep_from(at)
