@@ -326,6 +326,24 @@ def test_a_range_of_a_file_is_fetched_with_little_of_what_lies_behind_it(small_r
     assert fetched_bytes() <= size + 300
 
 
+def test_records_that_do_not_fit_because_their_file_was_replaced_are_not_called_damaged(
+    small_ranges, monkeypatch
+):
+    monkeypatch.setattr(Told, "told", staticmethod(lambda data: {"ETag": str(hash(data))}))
+    path, before = "told://bucket/r", Told.stored["bucket/r"]
+    source = TFRecordSource(path, {"n": Feature("int64", ())}, limits=RecordLimits(block_bytes=50))
+    rows = source.read(Split(path, 0, len(before)))
+    next(rows)
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for number in range(RECORDS):
+        writer.write(encode_example({"m": number}))
+    assert len(file.getvalue()) == len(before)
+    Told.stored["bucket/r"] = file.getvalue()
+    with pytest.raises(FileChanged, match="was replaced while it was read"):
+        list(rows)
+
+
 @pytest.fixture
 def asked(monkeypatch) -> Iterator[Counter[str]]:
     """How often a package was asked by each call; its tree has 20 directories."""
