@@ -75,8 +75,8 @@ class InferenceFeeder:
         *,
         feed: str,
         partition: int,
-        make_packer: MakePacker = Packer,
-        held_bytes: Callable[[], int] = lambda: 0,
+        make_packer: MakePacker,
+        held_bytes: Callable[[], int],
     ) -> None:
         self._config = config
         self._feed = feed
