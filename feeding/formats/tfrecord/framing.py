@@ -94,7 +94,8 @@ class RecordReader:
     ranges return every record once, unless records hold whole TFRecord files themselves. The reader
     finds the next record after damaged bytes in the same way.
 
-    A compressed file is known by its first bytes, and read to its end, whatever the range.
+    A compressed file is known by its first bytes: a range from 0 on reads it to its end, and no
+    other range can be read.
 
     Args:
         file: the file's bytes from `span[0]` on; the caller closes it.
