@@ -108,13 +108,8 @@ class FeedQueue:
         self._rows: dict[int, EpochRows] = {}
         self._at_trainer: deque[Receipt] = deque()
         self._reader = 0
-        self._trainer_epoch = 0
+        self.trainer_epoch = 0
         """Epoch of the rows that the trainer got last."""
-
-    @property
-    def trainer_epoch(self) -> int:
-        """The epoch of the rows that the trainer got last."""
-        return self._trainer_epoch
 
     def rows(self, epoch: int) -> EpochRows:
         """Return the counts of an epoch, made on first use."""
@@ -128,7 +123,7 @@ class FeedQueue:
     def begin_at(self, epoch: int) -> None:
         """Skip the epochs before this one, of which no row comes."""
         self.epoch = max(self.epoch, epoch)
-        self._trainer_epoch = max(self._trainer_epoch, epoch)
+        self.trainer_epoch = max(self.trainer_epoch, epoch)
 
     def reopen(self, epoch: int, round_number: int) -> bool:
         """Take back the order to end an epoch, for a round of feeding lost rows again.
@@ -342,8 +337,8 @@ class FeedQueue:
         for piece in receipt:
             if piece.epoch == INFERENCE:
                 continue
-            if piece.epoch > self._trainer_epoch:
-                self._trainer_epoch = piece.epoch
+            if piece.epoch > self.trainer_epoch:
+                self.trainer_epoch = piece.epoch
                 self.close_epoch(
                     piece.epoch - 1
                 )  # batches come in order, so earlier epochs are over
