@@ -290,6 +290,9 @@ class ServerGroup:
             cause = error
             if isinstance(error, KeyboardInterrupt):
                 cause = self._finish_here(calls) or error
+            # One server's refusal is raised although another has given no answer.
+            silent = (each.error for each in calls if isinstance(each.error, ServerUnavailable))
+            cause = next(silent, cause)
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(cause, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(cause) or type(cause).__name__
