@@ -12,6 +12,7 @@ import errno
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -145,7 +146,7 @@ class FsspecFileSystem(RemoteFileSystem):
         return True
 
     def _write(self, location: Location, pieces: Pieces) -> None:
-        write = WatchedWrite(self._inner, self._path(location), pieces)
+        write = WatchedWrite(self._inner, self._path(location), pieces, self._turns)
         try:
             write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
@@ -387,8 +388,34 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
     if somewhere.scheme not in _ONE_CONNECTION:
         return nullcontext()
     # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
-    turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
+    turns: Turns = vars(inner).setdefault("_turns_of_tfos", Turns())
     return turns
+
+
+class Turns:
+    """A lock that is given in the order of the requests.
+
+    A write that takes it again for each piece would keep others from a plain one until its end.
+    """
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._line: deque[threading.Lock] = deque()
+        """One for each thread; the first has its turn, the others wait for their own."""
+
+    def __enter__(self) -> None:
+        mine = threading.Lock()
+        with self._changing:
+            self._line.append(mine)
+            if len(self._line) > 1:
+                mine.acquire()
+        mine.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._changing:
+            self._line.popleft()
+            if self._line:
+                self._line[0].release()
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:
