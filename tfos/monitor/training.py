@@ -6,6 +6,7 @@ Does not: keep or show anything.      Pure.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from tfos.console.progress import Sample, WorkerSample
@@ -22,7 +23,9 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
         at_s: monotonic seconds.
     """
     known = [*state.gone, *(each for each in state.workers if each.attempt >= 0)]
-    workers = {_attempt(each): _worker(each, feed) for each in known}
+    # One that has read its own data to the end is in no further epoch, until all have.
+    left = (*GONE, NodeStatus.DONE) if feed is None and state.training() else GONE
+    workers = {_attempt(each): _worker(each, feed, left) for each in known}
     what = starting(state, at_s)
     is_own = any(_is_in_main_fun(worker) for worker in state.workers)
     # Code of main_fun may be a loop that trains and reports nothing: no start, as far as is known.
@@ -60,12 +63,12 @@ def _rows(worker: Member, feed: str | None) -> float:
     return float(worker.feed(feed).trained_rows)
 
 
-def _worker(worker: Member, feed: str | None) -> WorkerSample:
+def _worker(worker: Member, feed: str | None, left: Container[NodeStatus]) -> WorkerSample:
     known = worker.progress
     trained = WorkerSample(
         at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)
     )
-    if worker.status in GONE:
+    if worker.status in left:
         return trained  # it is no longer in any epoch
     return replace(
         trained,
