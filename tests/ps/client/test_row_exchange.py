@@ -707,7 +707,7 @@ def test_step_scalars_of_many_tables_with_long_names_fit_a_push():
         (client,) = started(bed, with_tables(*specs, rule=adam, consistency="sync"))
         last = specs[-1].name
         rows = Rows(client, **{last: [7]})
-        scalars = {spec.name: (0.5,) for spec in specs}
+        scalars: dict[str, tuple[float, ...]] = {spec.name: (0.5,) for spec in specs}
         exchange(client, rows.grads(), hyper=Hyper(0.5, scalars))
         moved = float(rows.looked_up(client)[last][0, 0])
         assert moved == pytest.approx(-0.5 * 0.1 / (0.001**0.5), rel=1e-3), "alpha * m / sqrt(v)"
