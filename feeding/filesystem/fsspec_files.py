@@ -12,7 +12,6 @@ import errno
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -399,23 +398,19 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._line: deque[threading.Lock] = deque()
-        """One for each thread; the first has its turn, the others wait for their own."""
+        self._changed = threading.Condition()
+        self._num_asked = self._num_ended = 0
 
     def __enter__(self) -> None:
-        mine = threading.Lock()
-        with self._changing:
-            self._line.append(mine)
-            if len(self._line) > 1:
-                mine.acquire()
-        mine.acquire()
+        with self._changed:
+            mine = self._num_asked
+            self._num_asked += 1
+            self._changed.wait_for(lambda: self._num_ended == mine)
 
     def __exit__(self, *exc_info: object) -> None:
-        with self._changing:
-            self._line.popleft()
-            if self._line:
-                self._line[0].release()
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:

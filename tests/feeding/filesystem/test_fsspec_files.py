@@ -670,7 +670,7 @@ def test_who_takes_another_turn_comes_behind_those_that_wait():
     with turns:
         for number, each in enumerate(waiting):
             each.start()
-            wait_until(lambda before=number: len(turns._line) == before + 2)  # type: ignore[misc]
+            wait_until(lambda before=number: turns._num_asked == before + 2)  # type: ignore[misc]
     wait(3)
     for each in waiting:
         each.join(WAIT_S)
