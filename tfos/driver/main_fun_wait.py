@@ -14,7 +14,6 @@ from collections.abc import Callable
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import GONE
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.shown_wait import shown_wait
 from tfos.monitor import training
@@ -99,15 +98,13 @@ class MainFunWait:
             state: the cluster's state.
             now_s: monotonic seconds.
         """
-        trains = state.training()
-        workers = trains or [each for each in state.workers if each.status not in GONE]
-        known = [worker.progress for worker in workers]
+        known = [worker.progress for worker in training.in_epoch(state)]
         reports = [each for each in known if "epoch" in each and each.get("epochs_begun")]
         progress, sample = self._progress, training.sample(state, None, now_s)
         epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)
         progress.num_epochs = epochs or None
         places = [(_whole(each["epochs_begun"]), _whole(each["epoch"])) for each in reports]
-        begun, epoch = (min if trains else max)(places, default=(0, 0))
+        begun, epoch = min(places, default=(0, 0))
         if epoch:  # at 0 a fit begins
             # A worker that was started again has begun fewer: that is no further epoch.
             if epoch != self._shown[1] or begun > self._shown[0]:
