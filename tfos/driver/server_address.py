@@ -88,7 +88,8 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
     if facts.loopback or has_own:
         return
     # Spark's own choice may be this host's name, which is enough where all executors are here.
-    if not _address_here(wanted) if name == HOST_VARIABLE else _is_elsewhere(wanted):
+    is_here = _address_here(wanted) if name == HOST_VARIABLE else not _is_elsewhere(wanted)
+    if not is_here:
         raise SettingsError(
             f"driver_ps_nodes=True with {name}={wanted}: parameter servers beside the "
             "driver listen at that address, which is not a reachable address of this host. Name an "

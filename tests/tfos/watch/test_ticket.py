@@ -177,11 +177,16 @@ def test_a_finished_run_leaves_a_small_record():
     assert record.failure == "worker:1: ValueError: broken row"
 
 
-@pytest.mark.parametrize(("runs", "state"), [(True, "INTERRUPTED"), (False, "CLOSED")])
-def test_a_record_tells_a_run_that_was_cut_off_from_one_that_has_ended(runs: bool, state: str):
-    bed = WatchedJob()
-    if not runs:
-        for name in ("worker:0", "worker:1"):
+@pytest.mark.parametrize(
+    ("workers", "state"),
+    [("train", "INTERRUPTED"), ("start again", "INTERRUPTED"), ("have returned", "CLOSED")],
+)
+def test_a_record_tells_a_run_that_was_cut_off_from_one_that_has_ended(workers: str, state: str):
+    bed = WatchedJob(restarts=1)
+    for name in ("worker:0", "worker:1"):
+        if workers == "start again":
+            bed.fail(name, signal=9)
+        elif workers == "have returned":
             report_to(bed.coordinator, node_id(name), messages.Done())
     for _ in range(2):  # the workers, then all that live
         bed.coordinator.act(lambda cluster: cluster.end(cluster.live(), "abort()", grace_s=1.0))

@@ -132,7 +132,7 @@ class ClusterOrders(ClusterView):
             is_orderly: whether the user may give them more seconds.
         """
         if not self.is_ending:
-            self.is_interrupted = bool(self.training())
+            self.is_interrupted = bool(self.awaited())
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s, is_orderly=is_orderly)
 
