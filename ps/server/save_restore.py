@@ -141,7 +141,7 @@ class ShardSaving:
             order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
             made = shard.snapshots.make(order, max(0.0, deadline_s - time.monotonic()), is_gone)
             self._maker_gone = is_gone
-        return messages.SnapshotMade(made.clock, made.is_made)
+        return made
 
     def save(
         self, shard: ServingShard, request: messages.Save, is_gone: Callable[[], bool]
