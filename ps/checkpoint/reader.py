@@ -327,7 +327,8 @@ class ChainFiles:
         self.layout = Layout.whole(steps[0].manifest)
         """Layout of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
-        self._rank = settings.rank if settings is not None else 0
+        self.rank = settings.rank if settings is not None else 0
+        """Rank of the server that reads its share."""
         self.is_own = settings is not None and all(
             len(each.shards) == settings.num_servers for each in steps
         )
@@ -342,7 +343,7 @@ class ChainFiles:
         """Return the file of each step that the server of this rank had saved."""
         if self._own is None:
             self._own = tuple(
-                open_shard(self.storage, each, self._rank, self.layout) for each in self.steps
+                open_shard(self.storage, each, self.rank, self.layout) for each in self.steps
             )
         return self._own
 

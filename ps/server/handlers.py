@@ -561,7 +561,6 @@ class Service:
             dense,
             tables,
             chain,
-            settings=self.settings,
             reset_optimizer=like.reset_optimizer,
             is_alone=not resumes,
         )
