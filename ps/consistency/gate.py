@@ -522,9 +522,9 @@ class Gate(Generic[Gradient]):
         request: RequestId,
         event: Event,
         acknowledged: int = 0,
-        *,
         acked_clock: int = 0,
         acked_updates: int = 0,
+        *,
         leaves: bool = False,
     ) -> bool:
         """Execute a membership event once; False when this request was executed before.

@@ -423,17 +423,8 @@ class Service:
         shard = self.life.shard
         clock = worker_clock = 0
         if shard is not None:
-            event = _event_of(request)
             leaves = not isinstance(request, messages.Join)
-            number = request.number
-            shard.gate.change(
-                name,
-                event,
-                number.acknowledged,
-                acked_clock=number.acked_clock,
-                acked_updates=number.acked_updates,
-                leaves=leaves,
-            )
+            shard.gate.change(name, _event_of(request), *request.number.acked, leaves=leaves)
             clock, worker_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):
             self._rendezvous.finish(worker)
