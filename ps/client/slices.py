@@ -76,7 +76,7 @@ def check_arrays(
         for part in parts:
             if not isinstance(part, np.ndarray):
                 raise _other_array(group, what, type(part).__name__)
-            if part.dtype != group.numpy_dtype or part.ndim != 1:
+            if part.dtype != group.dtype or part.ndim != 1:
                 raise _other_array(group, what, f"{part.dtype}{list(part.shape)}; {_EXPECTED}")
             flags = part.flags
             if not flags.c_contiguous or (writable and not flags.writeable):
