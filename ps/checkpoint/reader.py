@@ -328,7 +328,7 @@ class ChainFiles:
         """Layout of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
         self.rank = settings.rank if settings is not None else 0
-        """Rank of the server that reads its share."""
+        """Rank of the server that reads its share; 0 if the reader takes all."""
         self.is_own = settings is not None and all(
             len(each.shards) == settings.num_servers for each in steps
         )

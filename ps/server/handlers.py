@@ -549,11 +549,7 @@ class Service:
         dense = self._new_dense(manifest)
         tables = self._new_tables(manifest, saved_segments(chain))
         extra = restore_into(
-            dense,
-            tables,
-            chain,
-            reset_optimizer=like.reset_optimizer,
-            is_alone=not resumes,
+            dense, tables, chain, reset_optimizer=like.reset_optimizer, is_alone=not resumes
         )
         # The clients of another run never send again, and nothing else would drop their sessions.
         is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job

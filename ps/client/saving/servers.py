@@ -14,10 +14,10 @@ from ps.protocol import messages
 
 
 class SavingServers:
-    """Asks them over the links for saves.
+    """A client's servers, asked over links that only saves use.
 
     Args:
-        servers: the client's.
+        servers: the client's; the links close with its own.
         notes: notes of this process.
     """
 
