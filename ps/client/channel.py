@@ -30,7 +30,7 @@ from rpc.errors import (
     RpcError,
     TransportError,
 )
-from rpc.wire.frame import Limits
+from rpc.limits import Limits
 
 _logger = logging.getLogger(__name__)
 

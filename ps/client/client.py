@@ -127,7 +127,7 @@ class PSClient:
         self._saver = Saver(credentials.cluster_id, open_storage)
         self.run_notes = RunNotes() if run_notes is None else run_notes
         self._metadata = MetadataClient(self._servers, self.run_notes)
-        self._saving = SavingServers(lambda: self._servers.separate("saves"), self.run_notes)
+        self._saving = SavingServers(self._servers, self.run_notes)
         self._rendezvous_client = RendezvousClient(self._servers, self._metadata)
 
     def __enter__(self) -> PSClient:

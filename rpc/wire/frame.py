@@ -48,7 +48,7 @@ from rpc.errors import (
     RemoteError,
     VersionMismatch,
 )
-from rpc.limits import Limits as Limits
+from rpc.limits import Limits
 
 MAGIC = b"TFRP"
 VERSION = 1

@@ -7,12 +7,11 @@ Does not: listen (tfos.tls_server).
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rpc.endpoint import is_wildcard
+from rpc.endpoint import is_loopback, is_wildcard
 from tfos.errors import SettingsError
 from tfos.spark.facts import SparkFacts
 
@@ -105,7 +104,7 @@ def _address_here(host: str) -> str:
     except OSError:
         return ""
     # Debian gives a host's own name the address 127.0.1.1, which other hosts do not have.
-    is_own_name = host not in (found, "localhost") and ipaddress.ip_address(found).is_loopback
+    is_own_name = host not in (found, "localhost") and is_loopback(found)
     return "" if is_own_name else found
 
 
