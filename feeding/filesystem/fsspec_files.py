@@ -92,11 +92,7 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(
-            status,
-            partial(self._start_range, location),
-            partial(self._run, "look at", location, lambda path: _version(self._info(path))),
-        )
+        return FsspecReader(self, location, status)
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
@@ -145,7 +141,7 @@ class FsspecFileSystem(RemoteFileSystem):
         return True
 
     def _write(self, location: Location, pieces: Pieces) -> None:
-        write = WatchedWrite(self._inner, self._path(location), pieces)
+        write = WatchedWrite(self._inner, self._path(location), pieces, self._turns)
         try:
             write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
@@ -232,6 +228,9 @@ class FsspecFileSystem(RemoteFileSystem):
 
         return take
 
+    def _version_now(self, location: Location) -> str:
+        return self._run("look at", location, lambda path: _version(self._info(path)))
+
     def _info(self, path: str) -> dict[str, Any]:
         self._forget_listings()
         found: dict[str, Any] = self._inner.info(path)
@@ -294,22 +293,17 @@ class FsspecReader(RemoteReader):
     was the same before.
 
     Args:
-        status: status of the open file, when it was opened.
-        start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
-        version: asks for the version now.
+        files: the file's file system.
+        location: the file.
+        status: its status, when it was opened.
     """
 
-    def __init__(
-        self,
-        status: FileStatus,
-        start: Callable[[int, int, Callable[[Callable[[], str]], None]], Callable[[], bytes]],
-        version: Callable[[], str],
-    ) -> None:
+    def __init__(self, files: FsspecFileSystem, location: Location, status: FileStatus) -> None:
         super().__init__(status.path)
         self.size_bytes = status.size_bytes
         self.version = status.version
-        self._start_range = start
-        self._version_now = version
+        self._files = files
+        self._location = location
         self._lock = threading.Lock()
         self._num_begun = self._num_arrived = self._num_checked = 0
         self._has_failed = False
@@ -322,7 +316,7 @@ class FsspecReader(RemoteReader):
         if self.version and self._num_checked < num_arrived:
             self._num_checked = num_arrived  # a second call asks for nothing
             try:
-                now = self._version_now()
+                now = self._files._version_now(self._location)
             except OSError:
                 if is_damaged:  # reported: no server says that the bytes are another version's
                     return
@@ -346,7 +340,7 @@ class FsspecReader(RemoteReader):
                 with self._lock:
                     self._num_checked = max(self._num_checked, num_arrived)
 
-        waiting = self._start_range(offset, length, arrived)
+        waiting = self._files._start_range(self._location, offset, length, arrived)
 
         def take() -> bytes:
             try:
@@ -387,8 +381,30 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
     if somewhere.scheme not in _ONE_CONNECTION:
         return nullcontext()
     # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
-    turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
+    turns: Turns = vars(inner).setdefault("_turns_of_tfos", Turns())
     return turns
+
+
+class Turns:
+    """A lock that is given in the order of the requests.
+
+    A write that takes it again for each piece would keep others from a plain one until its end.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_asked = self._num_ended = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            mine = self._num_asked
+            self._num_asked += 1
+            self._changed.wait_for(lambda: self._num_ended == mine)
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:

@@ -35,7 +35,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Unix seconds."""
     ended_at: float
     state: str
-    """CLOSED or FAILED."""
+    """CLOSED, FAILED or INTERRUPTED: stopped by the driver while main_fun ran."""
     epochs: int
     """Epochs of all fits."""
     steps: float
@@ -60,13 +60,14 @@ def record_of(last: Json) -> RunRecord:
     losses = [each["loss"] for each in stayed if each["loss"] is not None]
     first = last["failures"][0] if last["failures"] else None
     message = str(first["message"]).partition("\n")[0][:500] if first else ""
+    state = "INTERRUPTED" if last["is_interrupted"] else last["phase"]
     return RunRecord(
         cluster_id=last["cluster_id"],
         name=last["name"],
         application_id=last["application_id"],
         started_at=last["started_at"],
         ended_at=last["started_at"] + last["running_s"],
-        state="FAILED" if last["is_failed"] else last["phase"],
+        state="FAILED" if last["is_failed"] else state,
         epochs=last["num_epochs"],
         steps=last["steps"] or 0.0,
         loss=sum(losses) / len(losses) if losses else None,
@@ -113,7 +114,7 @@ def why_none() -> str:
             f"this user has no home directory for a history; set {STATE_VARIABLE} here and at "
             "drivers"
         )
-    reason = why_unsafe(real_path(place), (os.geteuid(), 0)) if os.path.exists(place) else ""
+    reason = why_unsafe(real_path(place)) if os.path.exists(place) else ""
     if reason:
         return f"no run is kept in {place}: {reason}"
     return f"no run has ended yet, as far as {place} knows"

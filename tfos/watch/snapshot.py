@@ -29,7 +29,8 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "stop": text,                                       # why the training was asked to stop
      "failures": [{"node", "host", "error", "message", "traceback", "log_path"}],
      "num_failures",
-     "is_failed"}                                        # whether one of them ended the cluster
+     "is_failed",                                        # whether one of them ended the cluster
+     "is_interrupted"}                                   # whether the driver ended main_fun
 
 A number that is not finite is null. Lists without a bound of their own hold the newest entries. Of
 curve, epochs and evaluations, a reader who has some gets those that are newer; all failures come
@@ -45,9 +46,9 @@ from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
+from tfos.control.first_metrics import first_metrics
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import MOST_METRICS, Heartbeat
-from tfos.control.shown_metrics import first_metrics
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport
@@ -131,6 +132,7 @@ def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHI
         "failures": _failures(state, seen.num_failures),
         "num_failures": state.num_failures,
         "is_failed": bool(state.fatal),
+        "is_interrupted": state.is_interrupted,
     }
 
 

@@ -84,7 +84,8 @@ class TensorBoardChild:
             self._child = children.spawn(
                 "tfos.node.supervisor.tensorboard",
                 msgspec.msgpack.encode(TensorBoardSpec(arguments, names)),
-                spec,
+                sys_path=spec.sys_path,
+                cwd=spec.executor.cwd,
                 env={**env, **private},
                 title="tfos tensorboard",
             )
@@ -148,10 +149,9 @@ def reachable_url(url: str, advertised_host: str) -> str:
         url: URL that TensorBoard prints.
         advertised_host: this host's address.
     """
-    if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):
+    if endpoint.is_loopback(advertised_host):
         return url
-    host = f"[{advertised_host}]" if ":" in advertised_host else advertised_host
-    return re.sub(r"//(0\.0\.0\.0|\[::\])(?=[:/])", f"//{host}", url)
+    return re.sub(r"(?<=//)(0\.0\.0\.0|\[::\])(?=[:/])", endpoint.bracketed(advertised_host), url)
 
 
 def _port(env: Mapping[str, str]) -> str:
