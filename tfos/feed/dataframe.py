@@ -141,7 +141,8 @@ def as_dataframe(data: Any) -> str:
         return "data.to_spark()"
     if module.partition(".")[0] in ("pandas", "pyarrow"):  # what Spark takes as it is
         return "spark.createDataFrame(data)"
-    return "data.toDF([names])" if hasattr(data, "mapPartitionsWithIndex") else ""
+    is_rdd = hasattr(type(data), "mapPartitionsWithIndex")  # a DataFrame may have such a column
+    return "data.toDF([names])" if is_rdd else ""
 
 
 def check_classic(frame: Any) -> None:

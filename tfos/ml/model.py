@@ -18,7 +18,7 @@ from feeding.columnar.batch import check_batch_size
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import evaluate
-from tfos.feed.dataframe import check_classic
+from tfos.feed.dataframe import check_classic, check_fed
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
 from tfos.predict.column import BATCH_SIZE, predicted, read_signature
@@ -88,6 +88,7 @@ class KerasModel(
             SettingsError: invalid columns or types, or an empty DataFrame.
             NotCompiled: the file has a model that was never compiled; before any node starts.
         """
+        check_fed(dataset)
         recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
         recipe.check_compiled(trains=False)
         with contextlib.suppress(SettingsError):  # without fixed inputs nothing can be checked here

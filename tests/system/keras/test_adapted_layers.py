@@ -14,6 +14,7 @@ from tests.support.keras_training import serving, together
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
+from tfos.keras.step.adapted_layers import adapted_layers
 
 pytestmark = [
     pytest.mark.tf,
@@ -56,6 +57,42 @@ def test_all_workers_normalize_as_their_files_say(tmp_path: pathlib.Path, settin
     parameters.load()
     np.testing.assert_array_equal(evaluated.predict(X, verbose=0), others)
     parameters.close()
+
+
+def test_what_was_compiled_before_normalizes_likewise():
+    inner = [normalizing(1), normalizing(10)]
+    models = []
+    for each in inner:
+        models.append(keras.Sequential([keras.Input((4,)), each]))
+        models[-1].compile("sgd", "mse", jit_compile=False)
+
+    def work(rank: int) -> tuple[np.ndarray, ...]:
+        model = models[rank]
+        for each in (inner[rank], model):
+            each.predict(X, verbose=0)
+            each.evaluate(X, Y, verbose=0)
+        distribute(model, cluster.contexts[rank], consistency="sync")
+        model.fit(X[rank::2], Y[rank::2], batch_size=8, verbose=0)
+        predicted = model.predict(X, verbose=0), inner[rank].predict(X, verbose=0)
+        losses = model.evaluate(X, Y, verbose=0), inner[rank].evaluate(X, Y, verbose=0)
+        return *predicted, np.array(losses)
+
+    with serving(num_workers=2) as cluster:
+        chiefs, others = together(work, 2)
+    for one, other in zip(chiefs, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_layers_that_were_not_adapted_have_learned_the_same():
+    def layers() -> keras.Model:
+        model = keras.Model()
+        model.first = keras.layers.StringLookup(output_mode="tf_idf")
+        model.second = keras.layers.Discretization(num_bins=3)
+        model.third = keras.layers.TextVectorization()
+        return model
+
+    one, other = adapted_layers(layers()), adapted_layers(layers())
+    assert [each.digest for each in one] == [each.digest for each in other]
 
 
 def _storage() -> Any:

@@ -7,6 +7,7 @@ import pytest
 from feeding.config import FeedConfig
 from feeding.sender.task import InferenceTask
 from tfos.errors import SettingsError
+from tfos.feed.dataframe import check_fed
 from tfos.feed.dataframe_inference import answered
 from tfos.feed.request import FeedRequest
 from tfos.feed.sources import source_of
@@ -68,10 +69,25 @@ def test_rows_that_are_no_spark_dataframe_are_refused_with_the_call_that_makes_o
     rows: Any, text: str
 ):
     estimator = KerasEstimator(model_fn=list)
-    for use in (estimator.fit, KerasModel(b"")._transform):
+    for use in (estimator.fit, KerasModel(b"")._transform, KerasModel(b"").evaluate):
         with pytest.raises(SettingsError, match=text):
             use(rows)
     if not isinstance(rows, Rdd):
         request = FeedRequest(data=rows, feed="input", feed_timeout_s=1.0)
         with pytest.raises(SettingsError, match=r"must be an RDD or a Spark DataFrame.*Use"):
             source_of(request)
+
+
+class Column:
+    """A DataFrame of Spark, which answers the names of its columns."""
+
+    isStreaming = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "mapPartitionsWithIndex":
+            return name
+        raise AttributeError(name)
+
+
+def test_a_column_may_be_named_like_a_method_of_rdds():
+    check_fed(Column())

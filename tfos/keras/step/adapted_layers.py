@@ -1,16 +1,17 @@
-"""Adapted layers: what `adapt` has learned that is in no variable, so that no server brings it.
+"""Adapted layers: what `adapt` has learned that the servers' values do not bring by themselves.
 
 Covers: vocabularies with their weights (StringLookup, IntegerLookup, TextVectorization) and limits
-of bins (Discretization); the comparison with other workers.
-Does not: exchange them (tfos.keras.fit.epoch_agreement). Normalization's mean and variance are
-variables (tfos.keras.step.variables).
-Threads: the thread that runs `fit`.
+of bins (Discretization), which no variable holds; their comparison with other workers;
+Normalization after the servers have given its variables values (tfos.keras.step.variables).
+Does not: exchange the digests (tfos.keras.fit.epoch_agreement).
+Threads: the thread that attaches the model or runs `fit`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -51,14 +52,37 @@ def differing(
     return ""
 
 
+@contextlib.contextmanager
+def renewing_normalization(model: Any) -> Iterator[None]:
+    """Let Normalization compute with the values that its variables get in the block.
+
+    It computes with tensors that were made of them, which Keras' compiled functions hold as well.
+
+    Args:
+        model: a built Keras model.
+    """
+    layers = list(model._flatten_layers())
+    scaling = [each for each in layers if isinstance(each, keras.layers.Normalization)]
+    before = [v.numpy().tobytes() for layer in scaling for v in layer.non_trainable_variables]
+    yield
+    for layer in scaling:
+        layer.finalize_state()
+    if before == [v.numpy().tobytes() for layer in scaling for v in layer.non_trainable_variables]:
+        return
+    for each in layers:
+        if getattr(each, "test_function", None) is not None:
+            each.make_test_function(force=True)
+        if getattr(each, "predict_function", None) is not None:
+            each.make_predict_function(force=True)
+
+
 def _learned(layer: Any) -> Any:
     if isinstance(layer, keras.layers.Discretization):
         return layer.bin_boundaries
     if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
         return None
-    weights: dict[str, Any] = {}
-    layer.save_own_variables(weights)  # those of TF-IDF
-    return _vocabulary(layer), [each.tolist() for each in weights.values()]
+    weights = getattr(layer, "idf_weights_const", None)  # unset before `adapt`, as the vocabulary
+    return _vocabulary(layer), None if weights is None else weights.numpy().tolist()
 
 
 def _vocabulary(layer: Any) -> list[Any]:

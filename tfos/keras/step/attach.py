@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import msgspec
 import numpy as np
 
@@ -22,6 +21,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
+from tfos.keras.step.adapted_layers import renewing_normalization
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
@@ -112,11 +112,9 @@ def adopt_frozen(
 
     received = {group.name: np.empty(sum(group.sizes), group.dtype) for group in groups}
     client.pull_frozen(manifest, received, timeout_s=timeout_s)
-    for group in groups:
-        group.assign(tf.constant(received.pop(group.name)))
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.Normalization):
-            layer.finalize_state()  # it computes with tensors that `adapt` made of the variables
+    with renewing_normalization(model):
+        for group in groups:
+            group.assign(tf.constant(received.pop(group.name)))
 
 
 def draw_apart(model: Any, rank: int) -> None:

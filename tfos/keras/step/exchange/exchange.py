@@ -174,7 +174,8 @@ class ParameterExchange:
                 f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
                 "The parameter servers, their checkpoints and restarted workers keep the previous "
                 "values. Call adapt, load_weights, set_weights or assign before "
-                f"ctx.distribute(model). {MOVING_COPY}"
+                "ctx.distribute(model), or before the first fit of a model that has tables without "
+                f"a cluster. {MOVING_COPY}"
             )
         self.check_trained()
 
