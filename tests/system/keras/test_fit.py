@@ -646,6 +646,11 @@ class WithoutCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no 
         return super().fit(x, y, epochs=epochs)
 
 
+class PlacingCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x, y, callbacks=None, /, **options):
+        return super().fit(x, y, callbacks=callbacks, **options)
+
+
 class DroppingCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     def fit(self, x, y, callbacks=None, **options):
         return super().fit(x, y, **options)
@@ -672,6 +677,13 @@ def test_a_fit_of_the_class_has_the_callbacks_of_tfos_too(cluster, kind):
     assert cluster.pushes == 4
     context.fit_place = FitPlace(1, 1)  # a worker that joins the others in their second epoch
     assert model.fit(X[:128], Y[:128], *rest, **more).epoch == [1]
+
+
+def test_a_fit_of_the_class_may_take_callbacks_by_position_alone(cluster):
+    context = cluster.contexts[0]
+    model = distribute(linear(PlacingCallbacks), context)
+    assert model.fit(X[:128], Y[:128], batch_size=64, epochs=2, verbose=0).epoch == [0, 1]
+    assert context.reported, "by a callback of tfos"
 
 
 def test_a_program_may_replace_the_fit_of_keras(cluster, monkeypatch):

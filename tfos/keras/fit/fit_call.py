@@ -64,19 +64,23 @@ class FitArguments:
         self._original = original
         kerass = list(inspect.signature(KERAS_FIT).parameters.values())[1:]  # without self
         signature = inspect.signature(original)
-        self._args, self._kwargs = args, kwargs
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        unnamed = [
+            name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_ONLY
+        ]
+        self._args = (*args, *(bound.arguments[name] for name in unnamed[len(args) :]))
+        self._kwargs = kwargs
         kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
         self._more = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
         rest = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
         given = dict(bound.arguments)
         of_rest, more = given.pop(rest, ()), given.pop(self._more, {})
-        num_own = len(args) - len(of_rest)
+        num_own = len(self._args) - len(of_rest)
         in_rest = [parameter.name for parameter in kerass[num_own:]][: len(of_rest)]
         given |= dict(zip(in_rest, of_rest, strict=False)) | more
         self._by_place = [*list(signature.parameters)[:num_own], *in_rest]
-        """Names of the arguments that the caller has given by position."""
+        """Names of the arguments that go by position: the caller's, and what has no name."""
         self._names = {*signature.parameters, *in_rest}
         self.by_name: dict[str, Any] = {each.name: each.default for each in kerass} | given
         self._before = dict(self.by_name)

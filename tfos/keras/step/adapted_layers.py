@@ -70,9 +70,11 @@ def renewing_normalization(model: Any) -> Iterator[None]:
     if before == [v.numpy().tobytes() for layer in scaling for v in layer.non_trainable_variables]:
         return
     for each in layers:
-        if getattr(each, "test_function", None) is not None:
+        if not isinstance(each, keras.Model):
+            continue
+        if each.test_function is not None:
             each.make_test_function(force=True)
-        if getattr(each, "predict_function", None) is not None:
+        if each.predict_function is not None:
             each.make_predict_function(force=True)
 
 
