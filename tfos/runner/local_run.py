@@ -108,7 +108,7 @@ def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, 
         stack.callback(each.release)
     jobs = {"worker": [f"127.0.0.1:{each.port}" for each in ports]}
     own = bootstrap.without_spark_secrets(os.environ)
-    announce_to_tensorflow(own, has_tensorflow_servers=False)
+    announce_to_tensorflow(own, jobs, has_tensorflow_servers=False)
     named = (tf_config(jobs, "worker", n, has_tensorflow_servers=False) for n in range(num_proc))
     return [own | {"TF_CONFIG": each} for each in named]
 
