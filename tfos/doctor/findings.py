@@ -150,6 +150,10 @@ def _host(fact: Facts, _: Beside) -> Iterator[Finding]:
 
 def _python(fact: Facts, beside: Beside) -> Iterator[Finding]:
     here = f"{fact['version']} {fact['executable']}"
+    if fact["lacks"]:
+        text = f"{here}: pidfd_open and memfd_create, which nodes need, fail: {fact['lacks']}"
+        yield Finding("python", Level.PROBLEM, text, "run on Linux 5.3 or newer, x86-64 or arm64")
+        return
     driver = (beside.driver or {}).get("python", fact)
     differences = versions.compare({"python": driver["version"]}, {"python": fact["version"]})
     if not differences:

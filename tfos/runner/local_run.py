@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from rpc.linux_calls import memfd_create, pidfd_open
 from tfos.errors import NodeFailedError, NodeStartError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.native.environment import announce_to_tensorflow, tf_config
@@ -121,7 +122,7 @@ def _start(
     rank, size, run_id, secret, directory, work = spec
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
-    outcome_fd = os.memfd_create("tfos-outcome", os.MFD_CLOEXEC)
+    outcome_fd = memfd_create("tfos-outcome")
     stack.callback(os.close, outcome_fd)
     body = LocalRank(rank, size, run_id, secret, directory, work, theirs.fileno(), outcome_fd)
     document = bootstrap.document_fd(
@@ -140,7 +141,7 @@ def _start(
     finally:
         os.close(document)
         theirs.close()
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = pidfd_open(process.pid)
     stack.callback(os.close, pidfd)
     stack.callback(_end, process)
     return _Running(rank, process, pidfd, ChildLink(ours, RankListening), outcome_fd)

@@ -52,6 +52,24 @@ def test_values_come_back_in_rank_order_and_the_runner_returns_that_of_rank_0():
     assert tfos.Runner(np=-2).run(sums, count=5, scale=2.0) == expected[0]
 
 
+OLDER = """
+import os, signal
+for name in ("memfd_create", "pidfd_open", "P_PIDFD", "MFD_CLOEXEC", "MFD_ALLOW_SEALING"):
+    delattr(os, name)
+del signal.pidfd_send_signal
+"""
+
+
+def test_ranks_run_on_a_python_that_lacks_linuxs_newer_calls(tmp_path, monkeypatch):
+    """uv's and conda's are built for older systems than they run on."""
+    (tmp_path / "sitecustomize.py").write_text(OLDER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("memfd_create", "pidfd_open"):
+        monkeypatch.delattr(os, name)
+    lacks = run_local(lambda: (hasattr(os, "memfd_create"), *sums(5)), (), {}, 2)
+    assert lacks == [(False, rank, 2, rank, 15.0) for rank in range(2)]
+
+
 def tf_config():
     import json
 
