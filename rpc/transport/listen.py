@@ -67,7 +67,8 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 
 def _describe(process: Path) -> str:
     try:
-        name = (process / "comm").read_text().strip()
+        # The kernel cuts it after 15 bytes, maybe inside of a letter.
+        name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
         uid = process.stat().st_uid
     except OSError:
         return f"pid {process.name}"
