@@ -25,6 +25,7 @@ import cloudpickle
 import msgspec
 
 from rpc.linux_calls import memfd_create, pidfd_open
+from rpc.transport.listen import short_temporary_directory
 from tfos.errors import NodeFailedError, NodeStartError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.native.environment import announce_to_tensorflow, tf_config
@@ -38,6 +39,7 @@ from tfos.runner.spark_run import checked_work, late_ranks, rank_value
 START_S = 120.0
 """Seconds until a process listens, including the imports of the program's modules."""
 _END_S = 5.0
+_STDERR = 2
 _LOOK_S = 3600.0
 """Seconds of one poll, which must take less than 25 days; the end of a process ends it at once."""
 
@@ -86,7 +88,9 @@ def run_local(
     work = cloudpickle.dumps(checked_work(fn, args, kwargs))
     secret, run_id = secrets.token_bytes(32), f"local-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-"))
+        _open_standard_streams(stack)
+        parent = short_temporary_directory()
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-", dir=parent))
         ranks = []
         for rank, environment in enumerate(_environments(stack, num_proc)):
             spec = (rank, num_proc, run_id, secret, directory, work)
@@ -97,6 +101,17 @@ def run_local(
             raise NodeFailedError(failures)
         outcomes = [each.outcome() for each in ranks]
     return [rank_value(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
+
+
+def _open_standard_streams(stack: contextlib.ExitStack) -> None:
+    """Put /dev/null where the program has closed a standard stream.
+
+    A descriptor of a rank would get its number, and the rank would write its output there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+        stack.callback(os.close, descriptor)
+    os.close(descriptor)
 
 
 def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, str]]:
