@@ -174,9 +174,7 @@ class Shutdown:
             is_interrupted: by Ctrl-C, for which pyspark cancels the node jobs: of that failure the
                 user knows.
         """
-        if self._is_seen or self.is_forked:
-            return
-        error = self._coordinator.raised_error()
+        error = None if self._is_seen or self.is_forked else self._coordinator.raised_error()
         if error is None:
             return
         self._seen()
