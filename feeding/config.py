@@ -1,6 +1,7 @@
 """Feed settings: FeedConfig, validated once on the driver.
 
-Covers: the only settings of a feed. Settings of file access are in filesystem.config.
+Covers: the only settings of a feed; the check of whole numbers that all settings of the
+room share. Settings of file access are in filesystem.config.
 Threads: any; frozen data.
 """
 
@@ -13,6 +14,21 @@ from feeding.errors import FeedSettingsError
 from rpc.field_texts import with_field_texts
 
 MIB = 1 << 20
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse a setting that is no int, or too small.
+
+    Args:
+        name: the user's name of it.
+        value: as the user gave it.
+        least: smallest number allowed.
+
+    Raises:
+        FeedSettingsError: says what it must be.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise FeedSettingsError(f"{name} must be an int >= {least}, got {value!r}")
 
 
 @with_field_texts
@@ -48,9 +64,7 @@ class FeedConfig:
 
     def __post_init__(self) -> None:
         for name in ("chunk_rows", "chunk_bytes", "max_chunk_bytes", "max_inflight_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            check_count(name, getattr(self, name))
         for name in ("feed_timeout_s", "starve_timeout_s", "connect_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -88,11 +88,7 @@ class Checkpoints:
             raise SettingsError(f"checkpoints need a directory as a str, got {self.directory!r}")
         _check_directory(self.directory, "checkpoints")
         for name in ("every_s", "timeout_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
-                raise SettingsError(f"{name} must be > 0 seconds and finite, got {value!r}.")
-            _make_plain(self, name, value)
+            _check_time(self, name)
         check_flag("resume", self.resume)
         check_flag("resume_epochs", self.resume_epochs)
         self._check_best()
@@ -345,15 +341,10 @@ class ClusterConfig:
 
     def _check_times_and_flags(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
             if each.name.endswith("_s"):
-                if not _is_time(value):
-                    raise SettingsError(
-                        f"{each.name} must be > 0 seconds and finite, got {value!r}."
-                    )
-                _make_plain(self, each.name, value)
+                _check_time(self, each.name)
             if each.type == "bool":
-                check_flag(each.name, value)
+                check_flag(each.name, getattr(self, each.name))
 
     def _check_data_plane(self) -> None:
         if self.integrity not in get_args(Integrity):
@@ -435,9 +426,13 @@ def _check_counts(record: object, least: Mapping[str, int]) -> None:
             raise SettingsError(f"{name} must be an int >= {at_least}, got {value!r}.")
 
 
-def _make_plain(record: object, name: str, value: float) -> None:
-    """Store a float of another type (numpy's) as Python's: the record travels to every node."""
-    if type(value) not in (int, float):
+def _check_time(record: object, name: str) -> None:
+    """Refuse a field that is no timeout of a wait; a float of another type becomes Python's."""
+    value = getattr(record, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise SettingsError(f"{name} must be > 0 seconds and finite, got {value!r}.")
+    if type(value) not in (int, float):  # numpy's: the record travels to every node
         object.__setattr__(record, name, float(value))
 
 
@@ -462,10 +457,3 @@ def _check_directory(path: str, what: str) -> None:
             f"{what}: an absolute directory that every node sees is needed, or a URL such as "
             f"hdfs:///runs/7, got {shown(path)}"
         )
-
-
-def _is_time(value: object) -> bool:
-    """Whether the value is valid as the timeout of a wait."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 < value < math.inf

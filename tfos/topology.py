@@ -100,11 +100,6 @@ class Plan:
         """Workers that run main_fun, the chief included."""
         return len(self.workers)
 
-    @property
-    def chief(self) -> PlannedNode:
-        """The worker of rank 0."""
-        return self.workers[0]
-
     def __str__(self) -> str:
         served = [node.role for node in self.tensorflow_servers]
         if served:

@@ -9,13 +9,10 @@ Does not: know Arrow or chunks.      Threads: any; pure.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from feeding.columnar.chunk import Array
 from feeding.errors import ChunkError
-
-Array = np.ndarray[Any, Any]
 
 _HEAD_BYTES = 4
 

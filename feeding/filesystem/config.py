@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from feeding.config import MIB, check_count
 from feeding.errors import FeedSettingsError
 from rpc.field_texts import with_field_texts
-
-MIB = 1 << 20
 
 
 @with_field_texts
@@ -43,6 +42,4 @@ class FileSystemConfig:
             if not is_number or not 0 < getattr(self, name) < math.inf:
                 raise FeedSettingsError(f"{name} must be > 0 seconds and finite, got {seconds!r}")
         for name in ("range_bytes", "ranges_in_flight"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            check_count(name, getattr(self, name))

@@ -92,11 +92,7 @@ class FsspecFileSystem(RemoteFileSystem):
         status = self.status(path)
         if status.is_directory:
             raise IsADirectoryError(errno.EISDIR, "not a regular file", str(location))
-        return FsspecReader(
-            status,
-            partial(self._start_range, location),
-            partial(self._run, "look at", location, lambda path: _version(self._info(path))),
-        )
+        return FsspecReader(self, location, status)
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
@@ -232,6 +228,9 @@ class FsspecFileSystem(RemoteFileSystem):
 
         return take
 
+    def _version_now(self, location: Location) -> str:
+        return self._run("look at", location, lambda path: _version(self._info(path)))
+
     def _info(self, path: str) -> dict[str, Any]:
         self._forget_listings()
         found: dict[str, Any] = self._inner.info(path)
@@ -294,22 +293,17 @@ class FsspecReader(RemoteReader):
     was the same before.
 
     Args:
-        status: status of the open file, when it was opened.
-        start: (offset, length, arrived) to a function that waits for those bytes; see _start_range.
-        version: asks for the version now.
+        files: the file's file system.
+        location: the file.
+        status: its status, when it was opened.
     """
 
-    def __init__(
-        self,
-        status: FileStatus,
-        start: Callable[[int, int, Callable[[Callable[[], str]], None]], Callable[[], bytes]],
-        version: Callable[[], str],
-    ) -> None:
+    def __init__(self, files: FsspecFileSystem, location: Location, status: FileStatus) -> None:
         super().__init__(status.path)
         self.size_bytes = status.size_bytes
         self.version = status.version
-        self._start_range = start
-        self._version_now = version
+        self._files = files
+        self._location = location
         self._lock = threading.Lock()
         self._num_begun = self._num_arrived = self._num_checked = 0
         self._has_failed = False
@@ -322,7 +316,7 @@ class FsspecReader(RemoteReader):
         if self.version and self._num_checked < num_arrived:
             self._num_checked = num_arrived  # a second call asks for nothing
             try:
-                now = self._version_now()
+                now = self._files._version_now(self._location)
             except OSError:
                 if is_damaged:  # reported: no server says that the bytes are another version's
                     return
@@ -346,7 +340,7 @@ class FsspecReader(RemoteReader):
                 with self._lock:
                     self._num_checked = max(self._num_checked, num_arrived)
 
-        waiting = self._start_range(offset, length, arrived)
+        waiting = self._files._start_range(self._location, offset, length, arrived)
 
         def take() -> bytes:
             try:

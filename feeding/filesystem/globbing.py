@@ -3,15 +3,15 @@
 Covers: `*` and `?` within one component, `[a-c]`, `[!a-c]`, `{this,that}` anywhere, `**` as a
 component for any number of directories. A backslash escapes the next character. As in a shell, no
 wildcard matches a dot at the beginning of a name: hidden files are unfinished files.
-Does not: list directories; it asks for listings through a function.
-Threads: any; `expand` and below are pure.
+Does not: list directories (the file systems do).
+Threads: any.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from feeding.errors import PathError
@@ -21,18 +21,13 @@ from feeding.filesystem.location import Location, parse, shown
 MAX_ALTERNATIVES = 1000
 _MAGIC = re.compile(r"[*?\[{\\]")
 
-Listing = Callable[[Location], list[FileStatus]]
-"""Returns the entries of a directory; none if it does not exist or is a file."""
-Finding = Callable[[Location], FileStatus | None]
 
-
-def expand(pattern: Location, listing: Listing, finding: Finding) -> list[FileStatus]:
-    """Return the files that a pattern matches, sorted by path, each once.
+def glob(filesystem: FileSystem, pattern: Location) -> list[FileStatus]:
+    """Return the files on a file system that a pattern matches, sorted by path, each once.
 
     Args:
+        filesystem: the pattern's file system.
         pattern: a location whose path may hold wildcards.
-        listing: returns the entries of a directory.
-        finding: returns the status of a path, None if there is nothing.
     """
     found: dict[str, FileStatus] = {}
     for path in alternatives(pattern.path):
@@ -40,7 +35,7 @@ def expand(pattern: Location, listing: Listing, finding: Finding) -> list[FileSt
         fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
         base = "/".join(parts[:fixed]) or ("/" if path.startswith("/") else ".")
         start = replace(pattern, path=base)
-        for status in _walk(start, parts[fixed:], listing, finding):
+        for status in _walk(filesystem, start, parts[fixed:]):
             found[status.path] = status
     return [found[path] for path in sorted(found)]
 
@@ -88,21 +83,19 @@ def component(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(out), re.DOTALL)
 
 
-def _walk(
-    directory: Location, parts: list[str], listing: Listing, finding: Finding
-) -> Iterator[FileStatus]:
+def _walk(filesystem: FileSystem, directory: Location, parts: list[str]) -> Iterator[FileStatus]:
     if not parts:
-        status = finding(directory)
+        status = find(filesystem, directory)
         if status is not None:
             yield status
         return
     part, rest = parts[0], parts[1:]
     if not _MAGIC.search(part):
-        yield from _walk(_below(directory, part), rest, listing, finding)
+        yield from _walk(filesystem, _below(directory, part), rest)
         return
-    entries = listing(directory)
+    entries = _entries(filesystem, directory)
     if part == "**":
-        yield from _walk(directory, rest or ["*"], listing, finding)
+        yield from _walk(filesystem, directory, rest or ["*"])
         deeper = [entry for entry in entries if entry.is_directory and entry.name[:1] != "."]
         rest = parts
     else:
@@ -112,7 +105,15 @@ def _walk(
             yield from matching
         deeper = [entry for entry in matching if rest and entry.is_directory]
     for entry in deeper:
-        yield from _walk(parse(entry.path), rest, listing, finding)
+        yield from _walk(filesystem, parse(entry.path), rest)
+
+
+def _entries(filesystem: FileSystem, directory: Location) -> list[FileStatus]:
+    """Return the entries of a directory; none if it does not exist or is a file."""
+    try:
+        return filesystem.entries(str(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _below(directory: Location, name: str) -> Location:
@@ -175,20 +176,3 @@ def find(filesystem: FileSystem, location: Location) -> FileStatus | None:
         return filesystem.status(str(location))
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def glob(filesystem: FileSystem, pattern: Location) -> list[FileStatus]:
-    """Return the files on a file system that a pattern matches, sorted by path, each once.
-
-    Args:
-        filesystem: the pattern's file system.
-        pattern: a location whose path has wildcards.
-    """
-
-    def listing(location: Location) -> list[FileStatus]:
-        try:
-            return filesystem.entries(str(location))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    return expand(pattern, listing, lambda location: find(filesystem, location))

@@ -27,35 +27,30 @@ class ReadAhead(io.RawIOBase):
         config: FileSystemConfig,
         *,
         begin: int = 0,
-        end: int | None = None,
         ahead_until: int | None = None,
     ) -> None:
-        """Read a part of a file.
+        """Read a file from a byte on.
 
         Args:
             reader: the open file; `close` closes it.
             config: size and number of the ranges.
             begin: first byte.
-            end: end, excluded; None: the file's size.
             ahead_until: byte behind which little is likely to be read: the range that begins there
-                is the last one ahead, until another one was needed; None: `end`.
+                is the last one ahead, until another one was needed; None: the file's end.
         """
         super().__init__()
-        end = reader.size_bytes if end is None else end
         self.name = reader.path
         self._reader = reader
         self._range_bytes = config.range_bytes
         self._ranges_in_flight = config.ranges_in_flight
         self._position = self._requested = begin
-        self._end = end
-        self._ahead_until = end if ahead_until is None else ahead_until
+        self._end = reader.size_bytes
+        self._ahead_until = self._end if ahead_until is None else ahead_until
         self._in_flight: deque[tuple[int, int, Callable[[], bytes]]] = deque()
         """Offset and length of each range that was begun, and what waits for it."""
         self._current = memoryview(b"")
-        if not 0 <= begin <= end <= reader.size_bytes:
-            raise ValueError(
-                f"bytes {begin} to {end} of {reader.path}, which has {reader.size_bytes}"
-            )
+        if not 0 <= begin <= self._end:
+            raise ValueError(f"byte {begin} of {reader.path}, which has {self._end} bytes")
 
     def ranges(self) -> Iterator[bytes | memoryview]:
         """Yield the rest of the file, range by range, without a copy."""
@@ -134,8 +129,8 @@ class ReadAhead(io.RawIOBase):
 
     def _has_shrunk(self, at: int) -> FileChanged:
         return FileChanged(
-            f"{self.name} now has no byte after {at}, it had {self._reader.size_bytes} bytes when "
-            "it was opened; read only files that are no longer written"
+            f"{self.name} now has no byte after {at}, it had {self._end} bytes when it was opened; "
+            "read only files that are no longer written"
         )
 
     def _request(self, at_least: int) -> None:

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
+from feeding.config import check_count
 from feeding.errors import DataError, FeedSettingsError
 
 _logger = logging.getLogger(__name__)
@@ -36,10 +37,7 @@ class BadData:
     def __post_init__(self) -> None:
         if self.action not in ("fail", "skip"):
             raise FeedSettingsError(f"on_bad_data must be 'fail' or 'skip', got {self.action!r}")
-        if isinstance(self.max_skipped, bool) or not isinstance(self.max_skipped, int):
-            raise FeedSettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped!r}")
-        if self.max_skipped < 0:
-            raise FeedSettingsError(f"max_skipped must be an int >= 0, got {self.max_skipped}")
+        check_count("max_skipped", self.max_skipped, 0)
 
     @property
     def num_skipped(self) -> int:

@@ -23,7 +23,7 @@ from feeding.reading.splits import SourceFile
 _MAGIC = set("*?[{")
 _HELD_BYTES = 16 * MIB
 """Blocks that are read ahead, one that is decoded, and its columns; Parquet knows it better."""
-GZIP_NAMES = (".gz", ".gzip")
+_GZIP_NAMES = (".gz", ".gzip")
 _GZIP_MAGIC = b"\x1f\x8b"
 _COPYING = "._COPYING_"
 """How Hadoop's shell ends the name of a file until it is whole."""
@@ -76,7 +76,7 @@ def is_plain(status: FileStatus) -> bool:
     Shares are even only if the names of compressed files show it; each file is read once in any
     case.
     """
-    return not status.path.endswith(GZIP_NAMES)
+    return not status.path.endswith(_GZIP_NAMES)
 
 
 def is_gzip(head: bytes) -> bool:
@@ -143,13 +143,11 @@ def _parts(path: str) -> list[str]:
     return parse(path).path.split("/")
 
 
-def _is_hidden(name: str) -> bool:
-    """Return whether Spark skips a name: `_SUCCESS` and `.crc`, but not a partition `_day=1`."""
-    return bool(_hidden_by(name))
-
-
 def _hidden_by(name: str) -> set[str]:
-    """Return what of a name hides it: its first character, its end."""
+    """Return what of a name hides it from Spark: its first character, its end.
+
+    `_SUCCESS` and `.crc` are hidden, a partition `_day=1` is not.
+    """
     found = {_COPYING} if name.endswith(_COPYING) else set()
     if name.startswith(".") or (name.startswith("_") and "=" not in name):
         found.add(name[0])
@@ -159,4 +157,4 @@ def _hidden_by(name: str) -> set[str]:
 def _files_of(filesystem: FileSystem, status: FileStatus) -> Iterable[FileStatus]:
     if not status.is_directory:
         return [status]
-    return walk(filesystem, status.path, _is_hidden)
+    return walk(filesystem, status.path, lambda name: bool(_hidden_by(name)))

@@ -22,7 +22,7 @@ from feeding.reading.partition_paths import first_kind, partition_values
 from feeding.reading.row_counts import Countable, PieceRows
 from feeding.reading.splits import SourceFile, Split
 
-_DTYPES = {"bigint": "int64", "number": "float64", "string": ""}
+_DTYPES = {"bigint": "int64", "number": "float64", "string": "str"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class PartitionColumn:
 
     Args:
         name: the key.
-        dtype: int64, if all values are integers, float64, if all are numbers, else text ("").
+        dtype: int64, if all values are integers, float64, if all are numbers, else "str"; or what
+            `of` was given.
         texts: by file, as the directory says it; None for Spark's null.
     """
 
@@ -42,7 +43,7 @@ class PartitionColumn:
     @property
     def spec(self) -> ColumnSpec:
         """Spec of the column in batches."""
-        if not self.dtype:
+        if self.dtype == "str":
             return ColumnSpec(self.name, "str", "str")
         if self.dtype == "bytes":
             return ColumnSpec(self.name, "bytes", "bytes")
@@ -57,7 +58,7 @@ class PartitionColumn:
         Raises:
             DataError: a value is no such number.
         """
-        column = PartitionColumn(self.name, "" if dtype == "str" else dtype, self.texts)
+        column = PartitionColumn(self.name, dtype, self.texts)
         for path, text in self.texts.items():
             try:
                 column.value(path)
@@ -71,7 +72,7 @@ class PartitionColumn:
     def value(self, path: str) -> Any:
         """Return a file's value: int, float, str or bytes; None for Spark's null."""
         text = self.texts[path]
-        if text is None or not self.dtype:
+        if text is None or self.dtype == "str":
             return text
         if self.dtype == "bytes":
             return text.encode()
@@ -87,7 +88,7 @@ class PartitionColumn:
             fill: replaces Spark's null.
         """
         value = self.value(path)
-        dtype = object if self.dtype in ("", "bytes") else self.dtype
+        dtype = object if self.dtype in ("str", "bytes") else self.dtype
         return np.full(num_rows, fill if value is None else value, dtype)
 
     def refuse_null(self, advice: str) -> None:

@@ -180,16 +180,15 @@ def work_of(
         files: all files.
         worker: from 0.
         num_workers: workers that share the files.
-        seed: see splits.share.
+        seed: see splits.shares.
         epoch: from 0.
         stops: where earlier runs stopped, the oldest first.
 
     Raises:
-        FeedSettingsError: see splits.share.
+        FeedSettingsError: there is no such worker; or see splits.shares.
     """
-    if not any(_is_begun(place, epoch) for stop in stops for place in stop):
-        mine = splits.share(files, worker, num_workers, seed=seed, epoch=epoch)
-        return (WorkerPart(tuple(mine)),) if mine else ()
+    if not 0 <= worker < num_workers:
+        raise FeedSettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
     return _works(files, num_workers, seed, epoch, stops)[worker]
 
 
@@ -220,7 +219,7 @@ def course_after(
     epoch, end = min(p.epoch for p in stop), max(p.epoch for p in stop)
     while epoch < end and not any(_works(files, num_workers, reader.seed, epoch, stops)):
         epoch += 1
-    while stops and not any(_reaches(place, epoch) for place in stops[0]):
+    while stops and not any(_is_begun(place, epoch) for place in stops[0]):
         stops = stops[1:]
     return Course(before.run_number + 1, epoch, stops)
 
@@ -322,12 +321,8 @@ def _check_same(saved: Position, reader: Position) -> None:
 
 
 def _is_begun(place: EpochPosition, epoch: int) -> bool:
-    return place.epoch > epoch or (place.epoch == epoch and place != EpochPosition(epoch))
-
-
-def _reaches(place: EpochPosition, epoch: int) -> bool:
     """Return whether a reader has begun this epoch or a later one."""
-    return place.epoch > epoch or _is_begun(place, epoch)
+    return place.epoch > epoch or (place.epoch == epoch and place != EpochPosition(epoch))
 
 
 def _works(

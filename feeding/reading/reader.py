@@ -17,7 +17,7 @@ import numpy as np
 from feeding.columnar.batch import Batch, EpochEnd, check_batch_size
 from feeding.columnar.ops import Columns, joined, num_rows, split_rows
 from feeding.columnar.schema import Schema
-from feeding.config import MIB
+from feeding.config import MIB, check_count
 from feeding.errors import FeedSettingsError
 from feeding.reading.host_paths import common_directory
 from feeding.reading.positions import (
@@ -71,13 +71,11 @@ class DirectReader:
     ) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
             raise FeedSettingsError(f"seed must be an int, got {seed!r} ({type(seed).__name__})")
-        if type(shuffle_rows) is not int or shuffle_rows < 1:
-            raise FeedSettingsError(f"shuffle_rows must be an int >= 1, got {shuffle_rows!r}")
+        check_count("shuffle_rows", shuffle_rows)
         if shuffle_rows > 1 and seed is None:
             raise FeedSettingsError(f"shuffle_rows={shuffle_rows} without a seed; pass seed=")
-        for name, value in (("interleave", interleave), ("most_bytes", most_bytes)):
-            if type(value) is not int or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+        check_count("interleave", interleave)
+        check_count("most_bytes", most_bytes)
         self._source = source
         self._share = (worker, num_workers)
         self._files = tuple(source.files())
@@ -119,14 +117,13 @@ class DirectReader:
         """Position after the last batch; after an epoch's end, the start of the next epoch."""
         return self._position
 
-    def next_batch(self, batch_size: int, timeout_s: float | None = None) -> Batch | EpochEnd:  # noqa: ARG002 - files need no waiting
+    def next_batch(self, batch_size: int) -> Batch | EpochEnd:
         """Return the next batch, or EpochEnd once after each epoch.
 
         After an error, the next call begins the epoch again.
 
         Args:
             batch_size: rows; only an epoch's last batch has fewer.
-            timeout_s: ignored; files need no waiting.
 
         Raises:
             DataError: a file is damaged and the policy is to fail.

@@ -68,41 +68,12 @@ class Split:
         return self.stop - self.start
 
 
-def share(
-    files: Iterable[SourceFile],
-    worker: int,
-    num_workers: int,
-    *,
-    seed: int | None = None,
-    epoch: int = 0,
-    piece_bytes: int | None = None,
-) -> list[Split]:
-    """Return what one worker reads in one epoch, in order.
-
-    Args:
-        files: see shares.
-        worker: from 0.
-        num_workers: workers that share the files.
-        seed: see shares.
-        epoch: from 0.
-        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
-
-    Raises:
-        FeedSettingsError: an illegal worker or size, or some files with and some without known
-        rows.
-    """
-    if not 0 <= worker < num_workers:
-        raise FeedSettingsError(f"worker must be 0 to {num_workers - 1}, got {worker}")
-    return shares(files, num_workers, seed=seed, epoch=epoch, piece_bytes=piece_bytes)[worker]
-
-
 def shares(
     files: Iterable[SourceFile],
     num_workers: int,
     *,
     seed: int | None = None,
     epoch: int = 0,
-    piece_bytes: int | None = None,
 ) -> list[list[Split]]:
     """Return what each worker reads in one epoch, in order.
 
@@ -113,19 +84,16 @@ def shares(
         num_workers: workers that share the files.
         seed: seed of the pieces' order, which differs in each epoch; None: by path, in every epoch.
         epoch: from 0.
-        piece_bytes: size of the pieces of files with unknown rows; None: PIECE_BYTES.
 
     Raises:
-        FeedSettingsError: an illegal size, or some files with and some without known rows.
+        FeedSettingsError: some files have known rows, and some have not.
     """
-    if piece_bytes is not None and piece_bytes < 1:
-        raise FeedSettingsError(f"piece_bytes must be at least 1, got {piece_bytes}")
     in_order = sorted(files, key=lambda file: file.path)
     generator = random.Random(f"{seed} {epoch}")
     if any(file.piece_rows is not None for file in in_order):
         pieces, whole = _row_pieces(in_order), set[str]()
     else:
-        pieces = [part for file in in_order for part in byte_pieces(file, piece_bytes)]
+        pieces = [part for file in in_order for part in byte_pieces(file)]
         whole = {file.path for file in in_order if not file.is_splittable}
     if seed is not None:
         generator.shuffle(pieces)
@@ -158,15 +126,10 @@ def _row_pieces(files: Sequence[SourceFile]) -> list[Split]:
     ]
 
 
-def byte_pieces(file: SourceFile, piece_bytes: int | None = None) -> list[Split]:
-    """Return a file's pieces in order; none for an empty file.
-
-    Args:
-        file: an unsplittable file is one piece.
-        piece_bytes: approximate size; None: PIECE_BYTES.
-    """
+def byte_pieces(file: SourceFile) -> list[Split]:
+    """Return a file's pieces in order: none of an empty file, one of an unsplittable one."""
     size = file.size_bytes
-    count = max(1, round(size / (piece_bytes or PIECE_BYTES))) if file.is_splittable else 1
+    count = max(1, round(size / PIECE_BYTES)) if file.is_splittable else 1
     bounds = [size * number // count for number in range(count + 1)]
     spans = itertools.pairwise(bounds)
     return [Split(file.path, start, stop) for start, stop in spans if stop > start]

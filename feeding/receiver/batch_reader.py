@@ -76,18 +76,15 @@ class Cursor:
         self._chunk: Chunk | None = None
         self._at = 0
 
-    def next(
-        self, most_rows: int, timeout_s: float | None = None, *, session: int = 0
-    ) -> ChunkRows | EpochEnd | FeedEnd:
+    def next(self, most_rows: int, *, session: int = 0) -> ChunkRows | EpochEnd | FeedEnd:
         """Return the next rows of one chunk; none if the chunk only ends a partition.
 
         Args:
             most_rows: at most.
-            timeout_s: longest wait; None: `starve_timeout_s`.
             session: only rows of this inference session, to fill up a batch of it; 0: any rows.
         """
         if self._chunk is None:
-            item = self._channel.take(self._feed, timeout_s, session=session)
+            item = self._channel.take(self._feed, session=session)
             if not isinstance(item, Chunk):
                 return item
             self._chunk, self._at = item, 0
@@ -128,14 +125,11 @@ class BatchReader:
         self._schema: Schema | None = None
         """Schema of the batches: columns whose rows differ in length are ragged."""
 
-    def next_batch(
-        self, batch_size: int, timeout_s: float | None = None
-    ) -> Batch | EpochEnd | FeedEnd:
+    def next_batch(self, batch_size: int) -> Batch | EpochEnd | FeedEnd:
         """Return the next batch, or EpochEnd once after each epoch, or FeedEnd for ever.
 
         Args:
             batch_size: rows; only an epoch's last batch has fewer, none has 0.
-            timeout_s: longest wait for each chunk; None: `starve_timeout_s`.
 
         Raises:
             SchemaError: rows do not fit the rows before them.
@@ -146,7 +140,7 @@ class BatchReader:
         if not self.reads_ahead:
             self.settle()
         while missing and self._end is None:
-            item = self._next(missing, timeout_s)
+            item = self._next(missing)
             if not isinstance(item, ChunkRows):
                 self._end = item
             elif item.num_rows:
@@ -167,8 +161,8 @@ class BatchReader:
             self.settle(ended=end)
         return end
 
-    def _next(self, most_rows: int, timeout_s: float | None) -> ChunkRows | EpochEnd | FeedEnd:
-        item = self._cursor.next(most_rows, timeout_s)
+    def _next(self, most_rows: int) -> ChunkRows | EpochEnd | FeedEnd:
+        item = self._cursor.next(most_rows)
         if isinstance(item, ChunkRows) and item.chunk.meta.mode == "inference":
             self._channel.refuse_inference(self._feed, item.num_rows)
             return ChunkRows(item.chunk, item.stop, item.stop)

@@ -169,16 +169,15 @@ class FeedChannel:
 
     # The consumer.
 
-    def take(self, feed: str, timeout_s: float | None = None, *, session: int = 0) -> Item:
+    def take(self, feed: str, *, session: int = 0) -> Item:
         """Wait for the next chunk, or the end of an epoch or of the feed.
 
         Args:
             feed: name of the feed.
-            timeout_s: longest wait; None: `starve_timeout_s`.
             session: only rows of this inference session, to fill up a batch of it; 0: any rows.
 
         Raises:
-            FeedTimeout: no row came in time.
+            FeedTimeout: no row came within `starve_timeout_s`.
             FeedClosed: the cluster is stopping.
         """
         state = self._state
@@ -195,7 +194,7 @@ class FeedChannel:
             item = next_item()
             if item is None:
                 began = time.monotonic()
-                limit_s = self._limit_s(timeout_s)
+                limit_s = state.config.starve_timeout_s
                 try:
                     if session:
                         item = state.wait_for(next_item, min(limit_s, _PAUSE_S))
@@ -360,6 +359,3 @@ class FeedChannel:
         """Return the counts of all feeds so far."""
         with self._state.changed:
             return [queue.stats() for queue in self._state.queues.values()]
-
-    def _limit_s(self, timeout_s: float | None) -> float:
-        return self._state.config.starve_timeout_s if timeout_s is None else timeout_s

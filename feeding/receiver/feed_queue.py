@@ -44,7 +44,6 @@ class FeedStats:
     """Unread, read ahead, or at the trainer."""
     unread_bytes: int
     starved_s: float
-    epochs_done: int
     is_drained: bool
     is_terminated: bool
     """It is drained because the consumer has terminated this feed; otherwise all feeds ended."""
@@ -82,7 +81,6 @@ class FeedQueue:
     def __init__(self, feed: str) -> None:
         self.feed = feed
         self.epoch = 0
-        self.epochs_done = 0
         self.fed_rows = 0
         self.taken_rows = 0
         self.trained_rows = 0
@@ -110,13 +108,8 @@ class FeedQueue:
         self._rows: dict[int, EpochRows] = {}
         self._at_trainer: deque[Receipt] = deque()
         self._reader = 0
-        self._trainer_epoch = 0
+        self.trainer_epoch = 0
         """Epoch of the rows that the trainer got last."""
-
-    @property
-    def trainer_epoch(self) -> int:
-        """The epoch of the rows that the trainer got last."""
-        return self._trainer_epoch
 
     def rows(self, epoch: int) -> EpochRows:
         """Return the counts of an epoch, made on first use."""
@@ -130,7 +123,7 @@ class FeedQueue:
     def begin_at(self, epoch: int) -> None:
         """Skip the epochs before this one, of which no row comes."""
         self.epoch = max(self.epoch, epoch)
-        self._trainer_epoch = max(self._trainer_epoch, epoch)
+        self.trainer_epoch = max(self.trainer_epoch, epoch)
 
     def reopen(self, epoch: int, round_number: int) -> bool:
         """Take back the order to end an epoch, for a round of feeding lost rows again.
@@ -233,7 +226,6 @@ class FeedQueue:
         self.epoch = min(number for number, slot in self._epochs.items() if slot.flushed)
         # Nobody reads the ends while draining, so they count as read.
         if self.draining:
-            self.epochs_done += sum(slot.flushed for slot in self._epochs.values())
             self._epochs = {n: slot for n, slot in self._epochs.items() if not slot.flushed}
             self.epoch = epoch + 1
 
@@ -268,7 +260,6 @@ class FeedQueue:
         self._session_bytes.clear()
         done = [number for number, slot in self._epochs.items() if slot.flushed]
         self._epochs.clear()
-        self.epochs_done += len(done)
         self.epoch = max([self.epoch, *(number + 1 for number in done)])
 
     def pop(self, session: int = 0) -> Item | None:
@@ -296,7 +287,6 @@ class FeedQueue:
             self._is_epoch_begun = False
             del self._epochs[self.epoch]
             self.epoch += 1
-            self.epochs_done += 1
             return EpochEnd(self.epoch - 1)
         if self.draining or (self.finished and not self._epochs):
             return FeedEnd()
@@ -347,8 +337,8 @@ class FeedQueue:
         for piece in receipt:
             if piece.epoch == INFERENCE:
                 continue
-            if piece.epoch > self._trainer_epoch:
-                self._trainer_epoch = piece.epoch
+            if piece.epoch > self.trainer_epoch:
+                self.trainer_epoch = piece.epoch
                 self.close_epoch(
                     piece.epoch - 1
                 )  # batches come in order, so earlier epochs are over
@@ -440,7 +430,6 @@ class FeedQueue:
             in_flight_rows=self.fed_rows - self.trained_rows - self.dropped_rows,
             unread_bytes=self.unread_bytes,
             starved_s=self.starved_s,
-            epochs_done=self.epochs_done,
             is_drained=self.draining,
             is_terminated=self.is_terminated,
             epochs=tuple(

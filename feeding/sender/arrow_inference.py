@@ -16,13 +16,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feeding.arrow.packer import ArrowPacker
 from feeding.arrow.results import arrays_of
-from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.sender.inference import InferenceFeeder
-from feeding.sender.task import FeedTarget
-from rpc.auth.handshake import Credentials
+from feeding.sender.task import InferenceTask
 
 
 class UnansweredBatches:
@@ -82,14 +78,10 @@ class UnansweredBatches:
 class ArrowInferenceTask:
     """Sends a partition's rows to one worker for inference."""
 
-    targets: tuple[FeedTarget, ...]
-    credentials: Callable[[], Credentials]
-    """See FeedTask."""
-    config: FeedConfig
-    feed: str
+    task: InferenceTask
     fields: tuple[pa.Field, ...]
     """The result columns."""
-    packer: Callable[..., Packer] = ArrowPacker
+    packer: Callable[..., Packer]
     """Makes the packer of the sent columns."""
 
     def results(
@@ -109,15 +101,7 @@ class ArrowInferenceTask:
             ResultTypeError: a result does not fit its column.
             FeedError: see feeding.sender.inference.InferenceFeeder.run.
         """
-        feeder = InferenceFeeder(
-            self.targets,
-            self.credentials(),
-            self.config,
-            feed=self.feed,
-            partition=partition,
-            make_packer=self.packer,
-            held_bytes=held_bytes,
-        )
+        feeder = self.task.feeder(partition, self.packer, held_bytes)
         names = [field.name for field in self.fields]
         rows = (batch for batch in batches if batch.num_rows)
         with contextlib.closing(feeder.run(rows)) as chunks:

@@ -249,7 +249,7 @@ class Feeder:
             found = link.recall(hello, self._config.connect_timeout_s)
             # Its rows are trained, if it lives, so they must not go to others.
             while link.silent and hello.exactly_once:
-                self._greet_again(hello, [link], stall)
+                greet_again([link], hello, self._config, stall)
                 found = link.recall(hello, self._config.connect_timeout_s)
             link.accepted = self._selection.exclude(found)
 
@@ -278,10 +278,6 @@ class Feeder:
         # Without the claim: a later attempt may have claimed the partition meanwhile.
         hello = msgspec.structs.replace(self._hello, exactly_once=False, reopen=0)
         greet([link], hello, self._config.connect_timeout_s)
-
-    def _greet_again(self, hello: Hello, silent: list[WorkerLink], stall: Stall) -> None:
-        what = f"partition {self._partition}"
-        greet_again(silent, hello, self._config, stall, what)
 
     def _send_queued(self) -> bool:
         """Send the queued chunks; False once every trainer has stopped reading."""
@@ -338,11 +334,10 @@ class Feeder:
         while not (alive := [link for link in self._links if link.alive]):
             silent = [link for link in self._links if link.may_answer]
             if not silent:
-                raise NoWorkerLeft(no_worker_left_text(self._links, f"partition {self._partition}"))
+                raise NoWorkerLeft(no_worker_left_text(self._links, self._partition))
             stall = stall or Stall(self._config.feed_timeout_s)
-            self._greet_again(
-                msgspec.structs.replace(self._hello, exactly_once=False), silent, stall
-            )
+            hello = msgspec.structs.replace(self._hello, exactly_once=False)
+            greet_again(silent, hello, self._config, stall)
         return alive
 
     def _report(self, rows: Iterator[Any]) -> FeedReport:
@@ -381,13 +376,7 @@ class Feeder:
             )
 
 
-def greet_again(
-    silent: list[WorkerLink],
-    hello: Hello,
-    config: FeedConfig,
-    stall: Stall,
-    what: str,
-) -> None:
+def greet_again(silent: list[WorkerLink], hello: Hello, config: FeedConfig, stall: Stall) -> None:
     """Greet workers that have not answered; each try waits twice as long as the one before.
 
     A worker that takes no connections keeps those of all tries in its kernel's queue, which has
@@ -398,7 +387,6 @@ def greet_again(
         hello: the greeting.
         config: the limits.
         stall: the deadline.
-        what: was to be sent, such as "partition 3".
 
     Raises:
         FeedTimeout: the deadline is over.
@@ -408,10 +396,10 @@ def greet_again(
     if left_s <= 0:
         reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in silent if link.lost)
         raise FeedTimeout(
-            f"{what}: no answer for {config.feed_timeout_s:g} s, the first try waits "
-            f"{config.connect_timeout_s:g} s: {reasons}. A worker is silent while main_fun runs "
-            "one long call that holds Python's GIL, such as loading a large JSON file; if a call "
-            "needs that long, raise feed_timeout"
+            f"partition {hello.partition}: no answer for {config.feed_timeout_s:g} s, the first "
+            f"try waits {config.connect_timeout_s:g} s: {reasons}. A worker is silent while "
+            "main_fun runs one long call that holds Python's GIL, such as loading a large JSON "
+            "file; if a call needs that long, raise feed_timeout"
         )
     tries = max(link.num_silences for link in silent)
     for link in silent:
@@ -419,13 +407,14 @@ def greet_again(
     greet(silent, hello, min(left_s, config.connect_timeout_s * float(1 << tries)))
 
 
-def no_worker_left_text(links: Sequence[WorkerLink], what: str) -> str:
+def no_worker_left_text(links: Sequence[WorkerLink], partition: int) -> str:
     """Return why no worker is left, for an error.
 
     Args:
         links: links of all workers.
-        what: was to be sent, such as "partition 3".
+        partition: number of the partition that was to be sent.
     """
+    what = f"partition {partition}"
     if not links:
         return f"{what} has no worker to go to: the cluster has none"
     reasons = "; ".join(f"{link.lost.name}: {link.lost.reason}" for link in links if link.lost)

@@ -75,8 +75,8 @@ class InferenceFeeder:
         *,
         feed: str,
         partition: int,
-        make_packer: MakePacker = Packer,
-        held_bytes: Callable[[], int] = lambda: 0,
+        make_packer: MakePacker,
+        held_bytes: Callable[[], int],
     ) -> None:
         self._config = config
         self._feed = feed
@@ -125,15 +125,14 @@ class InferenceFeeder:
             link.take_kept()
             if link.pending is not None:  # a Wait, whose reply would delay this partition
                 link.close()
-        hello = Hello(feed=self._feed)
+        hello = Hello(feed=self._feed, partition=self._partition)
         stall = Stall(self._config.feed_timeout_s)
         greet(self._links, hello, self._config.connect_timeout_s)
         while not any(link.alive for link in self._links):
             silent = [link for link in self._links if link.may_answer]
             if not silent:
                 break
-            what = f"partition {self._partition}"
-            greet_again(silent, hello, self._config, stall, what)
+            greet_again(silent, hello, self._config, stall)
         chosen = self._choose()
         for link in self._links:
             if link is not chosen:
@@ -144,8 +143,8 @@ class InferenceFeeder:
         """Return the worker with the fewest unread bytes."""
         alive = [link for link in self._links if link.alive]
         if not alive:
-            what = no_worker_left_text(self._links, f"partition {self._partition}")
-            raise NoWorkerLeft(f"{what}. {_CALL_AGAIN}")
+            text = no_worker_left_text(self._links, self._partition)
+            raise NoWorkerLeft(f"{text}. {_CALL_AGAIN}")
         wanted = [link for link in alive if not link.status.draining]
         if not wanted:
             raise NoWorkerLeft(
@@ -224,12 +223,9 @@ class InferenceFeeder:
             )
 
     def _lost(self) -> NoWorkerLeft:
-        return NoWorkerLeft(
-            no_worker_left_text(
-                [link for link in self._links if link.lost], f"partition {self._partition}"
-            )
-            + f"; {self._received} of {self._packer.rows_read} rows were answered. {_CALL_AGAIN}"
-        )
+        text = no_worker_left_text([link for link in self._links if link.lost], self._partition)
+        of = f"{self._received} of {self._packer.rows_read} rows"
+        return NoWorkerLeft(f"{text}; {of} were answered. {_CALL_AGAIN}")
 
 
 def _of_large_chunks(config: FeedConfig) -> FeedConfig:

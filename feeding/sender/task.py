@@ -19,12 +19,12 @@ from feeding.encode.packer import Packer
 from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import Span
 from feeding.sender.feeder import Feeder, FeedReport, RowPacker
-from feeding.sender.inference import InferenceFeeder
+from feeding.sender.inference import InferenceFeeder, MakePacker
 from feeding.sender.shuffle import Shuffle, ShuffledPacker
-from feeding.sender.worker_link import FeedTarget, LostWorker
+from feeding.sender.worker_link import FeedTarget
 from rpc.auth.handshake import Credentials
 
-__all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask", "LostWorker"]
+__all__ = ["FeedReport", "FeedTarget", "FeedTask", "InferenceTask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +121,29 @@ class InferenceTask:
         Raises:
             FeedError: see feeding.sender.inference.InferenceFeeder.run.
         """
-        feeder = InferenceFeeder(
+        with contextlib.closing(self.feeder(partition).run(iter(rows))) as chunks:
+            for chunk in chunks:
+                yield from rows_of(chunk)
+
+    def feeder(
+        self,
+        partition: int,
+        make_packer: MakePacker = Packer,
+        held_bytes: Callable[[], int] = lambda: 0,
+    ) -> InferenceFeeder:
+        """Return the feeder of a partition, which is used once.
+
+        Args:
+            partition: its number.
+            make_packer: returns the packer of its rows.
+            held_bytes: see InferenceFeeder.
+        """
+        return InferenceFeeder(
             self.targets,
             self.credentials(),
             self.config,
             feed=self.feed,
             partition=partition,
+            make_packer=make_packer,
+            held_bytes=held_bytes,
         )
-        with contextlib.closing(feeder.run(iter(rows))) as chunks:
-            for chunk in chunks:
-                yield from rows_of(chunk)

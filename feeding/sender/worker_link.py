@@ -139,11 +139,7 @@ class WorkerLink:
 
     def is_usable(self, since_s: float) -> bool:
         """Return whether a chunk may be sent without a Hello first."""
-        if not self.is_fresh(since_s) or self._is_to_replace:
-            return False
-        return not self.is_kept or (
-            self.connection is not None and not self.connection.peer_closed()
-        )
+        return self.is_fresh(since_s) and not self.wants_connection
 
     @property
     def wants_connection(self) -> bool:

@@ -28,15 +28,16 @@ CACHE_VARIABLE = "TFOS_KERNEL_CACHE"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def why_unsafe(directory: Path, owners: tuple[int, ...], *, below: Path | None = None) -> str:
-    """Return how another user could change what a directory holds; empty if nobody could.
+def why_unsafe(directory: Path, *, also: tuple[int, ...] = (), below: Path | None = None) -> str:
+    """Return how a user other than this one and root could change what a directory holds, or "".
 
     Args:
         directory: as `real_path` returned it, and as it is then used: a symbolic link in its place
             or above it is refused.
-        owners: user ids that may own it and its parents.
+        also: further user ids that may own it and its parents.
         below: parents up to this one are trusted; None: no parent is.
     """
+    owners = (os.geteuid(), 0, *also)
     parents = itertools.takewhile(lambda parent: parent != below, directory.parents)
     try:
         status, above = directory.lstat(), {parent: parent.lstat() for parent in parents}
@@ -84,7 +85,7 @@ def made_private(directory: Path) -> Path:
     """
     made = real_path(directory)
     make(made)
-    if reason := why_unsafe(made, (os.geteuid(), 0)):
+    if reason := why_unsafe(made):
         raise OSError(f"{made} is not used: {reason}")
     return made
 
@@ -186,11 +187,10 @@ class CacheDirectory:
             yield home / "tfos"
 
     def _unsafe(self, path: Path) -> str:
-        owners = (os.geteuid(), 0)
         if not path.is_relative_to(self._room):
-            return why_unsafe(path, owners)
+            return why_unsafe(path)
         # Anyone who can change the package itself runs code in this process anyway.
-        return why_unsafe(path, (*owners, self._room.stat().st_uid), below=self._room)
+        return why_unsafe(path, also=(self._room.stat().st_uid,), below=self._room)
 
     def _is_usable(self, path: Path) -> bool:
         """Create the directory if needed; say whether it is ours alone and can be written."""

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feeding.filesystem.config import MIB, FileSystemConfig
+from feeding.config import MIB
+from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report

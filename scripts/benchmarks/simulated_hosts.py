@@ -26,7 +26,7 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from rpc.endpoint import Endpoint
 from tfos.control import codec, messages
-from tfos.control.client import CALL_TIMEOUT_S, REGISTER_TIMEOUT_S, channel_options
+from tfos.control.client import channel_options
 from tfos.control.identity import tls_name
 from tfos.failure import NodeId
 from tfos.tls_channel import REFUSALS, channel_credentials
@@ -71,7 +71,7 @@ class SimulatedNode:
         index = self._node.index
         register = messages.Register(self._node, str(index), HOST, 1000 + index)
         reply = await self._call(
-            codec.REGISTER, register, codec.decode_register_reply, REGISTER_TIMEOUT_S
+            codec.REGISTER, register, codec.decode_register_reply, messages.REGISTER_TIMEOUT_S
         )
         if not reply.accepted:
             raise RuntimeError(f"the driver refused {self._node.name}: {reply.reason}")
@@ -120,14 +120,14 @@ class SimulatedNode:
                 progress={"steps": steps, "rows": 128 * steps, "loss": 0.25, "steps_per_s": 20.0},
             )
             await self._call(
-                codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, CALL_TIMEOUT_S
+                codec.HEARTBEAT, heartbeat, codec.decode_heartbeat_reply, messages.CALL_TIMEOUT_S
             )
             await asyncio.sleep(every_s)
 
     async def _report(self, event: messages.Event) -> None:
         self._num_events += 1
         report = messages.EventReport(self._node, self._num_events, event)
-        await self._call(codec.REPORT, report, codec.decode_ack, CALL_TIMEOUT_S)
+        await self._call(codec.REPORT, report, codec.decode_ack, messages.CALL_TIMEOUT_S)
 
     async def _call(
         self,

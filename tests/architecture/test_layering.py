@@ -64,7 +64,8 @@ LEVELS = {
     ),
     "feeding": (
         ("errors",),
-        ("columnar", "config", "filesystem", "formats.kernel_cache"),
+        ("config",),
+        ("columnar", "filesystem", "formats.kernel_cache"),
         ("encode", "protocol", "reading"),
         ("arrow", "formats.text", "formats.tfrecord", "receiver"),
         ("formats.csv", "formats.parquet", "sender"),

@@ -184,7 +184,6 @@ class NodeBed:
             register.node,
             rank,
             register.host,
-            register.executor_id,
             listening.endpoint,
             listening.free_port,
         )

@@ -19,16 +19,13 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec, messages
 from tfos.control.identity import tls_name
+from tfos.control.messages import CALL_TIMEOUT_S, REGISTER_TIMEOUT_S
 from tfos.errors import ControlUnavailable
 from tfos.failure import NodeId
 from tfos.tls_channel import REFUSALS, ask, channel_credentials, reason_of
 
 Reply = TypeVar("Reply")
 
-CALL_TIMEOUT_S = 5.0
-"""Deadline of a unary call; well under the lease, so that several attempts fit into it."""
-REGISTER_TIMEOUT_S = 20.0
-"""The first call also connects; the driver may be busy starting jobs."""
 _RESUBSCRIBE_S = 0.2
 _KEEPALIVE_MS = 10_000
 

@@ -1,6 +1,6 @@
 """Messages between the driver and a node's supervisor, as typed structs.
 
-Covers: the messages of the control plane (gRPC, msgpack bodies) in both directions.
+Covers: the messages of the control plane (gRPC, msgpack bodies) both ways, their calls' deadlines.
 Does not: transport (tfos.control.server, tfos.control.client), decisions (tfos.control.state),
 tensors (rpc).
 
@@ -29,6 +29,10 @@ from rpc.endpoint import Endpoint
 from tfos.failure import NodeFailure, NodeId
 from tfos.fit_place import FitPlace
 
+CALL_TIMEOUT_S = 5.0
+"""Deadline of a unary call; well under the lease, so that several attempts fit into it."""
+REGISTER_TIMEOUT_S = 20.0
+"""The first call also connects; the driver may be busy starting jobs."""
 MAX_LOG_LINES = 1000
 """Lines of one LogBatch; a supervisor sends at most 200."""
 MAX_RESULT_BYTES = 1 << 20
@@ -100,7 +104,6 @@ class FeedSnapshot(msgspec.Struct, frozen=True):
     dropped_rows: int = 0
     unread_bytes: int = 0
     starved_s: float = 0.0
-    epochs_done: int = 0
     trained_rows: int = 0
     epochs: tuple[EpochRowCounts, ...] = ()
     """The last epochs."""
@@ -417,7 +420,6 @@ class RosterEntry(msgspec.Struct, frozen=True):
     node: NodeId
     rank: int
     host: str
-    executor_id: str
     endpoint: Endpoint
     free_port: int = 0
     """See Listening."""

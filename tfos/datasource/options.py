@@ -106,14 +106,13 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def _record_type(value: str) -> RecordType:
-    read = _one_of(example="Example", bytearray="ByteArray")
-    try:
-        chosen: RecordType = read(value)
-    except ValueError:
-        raise ValueError(
-            "Example or ByteArray; read SequenceExample as ByteArray and decode it yourself"
-        ) from None
-    return chosen
+    if value.lower() == "example":
+        return "Example"
+    if value.lower() == "bytearray":
+        return "ByteArray"
+    raise ValueError(
+        "Example or ByteArray; read SequenceExample as ByteArray and decode it yourself"
+    )
 
 
 def _compression(value: str) -> bool:

@@ -86,22 +86,23 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
         import pyarrow as pa
 
         from feeding.formats.tfrecord.framing import RecordLimits
-        from feeding.formats.tfrecord.records import record_blocks
+        from feeding.formats.tfrecord.records import opened_records
 
         limits = RecordLimits(block_bytes=_BLOCK_BYTES)
         schema = arrow_schema(self._schema)
         decode = _decoder(arrow_schema(self._data), self._options)
         bad = self._options.bad_data()
         for part in partition.value or ():
-            for block in record_blocks(part.split, part.file, bad, limits):
-                num_rows, arrays = decode(block, part.split.path, bad)
-                columns = dict(zip(self._data.names, arrays, strict=True))
-                for name, value in zip(self._apart, part.values, strict=True):
-                    kind = schema.field(name).type
-                    columns[name] = pa.repeat(pa.scalar(value, kind), num_rows)
-                if num_rows:
-                    in_order = [columns[name] for name in self._schema.names]
-                    yield pa.RecordBatch.from_arrays(in_order, schema=schema)
+            with opened_records(part.split, part.file, bad, limits) as reader:
+                for block in reader.blocks():
+                    num_rows, arrays = decode(block, part.split.path, bad)
+                    columns = dict(zip(self._data.names, arrays, strict=True))
+                    for name, value in zip(self._apart, part.values, strict=True):
+                        kind = schema.field(name).type
+                        columns[name] = pa.repeat(pa.scalar(value, kind), num_rows)
+                    if num_rows:
+                        in_order = [columns[name] for name in self._schema.names]
+                        yield pa.RecordBatch.from_arrays(in_order, schema=schema)
 
     def _plan(self, listing: Listing) -> list[FilePartition]:
         ranges = [

@@ -241,11 +241,11 @@ def _add_reports(
     settings = (*findings.of_settings(facts), findings.of_offer(offer, waited_s))
     reports.append(PlaceReport("Spark", facts.master, settings))
     # On one host everything uses loopback, and no name is looked up.
-    executor_hosts = [] if facts.loopback else [each.host for each in offer.executors]
+    executor_hosts = [] if facts.is_local else [each.host for each in offer.executors]
     hosts = tuple(dict.fromkeys(host for host in executor_hosts if host))
     asked = replace(
         _request(wanted, fresh.file("driver"), for_nodes=False),
-        is_loopback=facts.loopback,
+        is_loopback=facts.is_local,
         host=host.told,
         bound=host.bound,
         names=some_of(hosts, host.told, _MOST_NAMES),

@@ -137,9 +137,8 @@ class NodeJobs:
         ):
             if not nodes:
                 continue
-            bundles = self._bundles(nodes)
             is_here = plan.servers_at_driver and nodes[0].is_ps
-            job = self._job(role, nodes, bundles, hold=hold, is_here=is_here)
+            job = self._job(role, nodes, hold=hold, is_here=is_here)
             with self._lock:
                 if self._is_ended:
                     return
@@ -157,7 +156,6 @@ class NodeJobs:
         job = self._job(
             f"{node.role}-{node.index}-{wanted.first_attempt}",
             (node,),
-            self._bundles((node,)),
             hold=node.is_ps or self._workers_hold_slots,
             is_here=False,
             first_attempt=wanted.first_attempt,
@@ -238,12 +236,12 @@ class NodeJobs:
         self,
         role: str,
         nodes: tuple[PlannedNode, ...],
-        bundles: list[NodeBundle],
         *,
         hold: bool,
         is_here: bool,
         first_attempt: int = 0,
     ) -> SparkJob[list[Any]]:
+        bundles = self._bundles(nodes)
         task = NodeTask(hold_slot=hold, versions=versions.installed(), first_attempt=first_attempt)
 
         def run() -> list[Any]:

@@ -35,7 +35,6 @@ from tfos.native import legacy_keras
 from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
 from tfos.slots.awaiting import await_slots
-from tfos.slots.offer import Offer
 from tfos.slots.profiles import (
     NodePlaces,
     RoleProfiles,
@@ -176,13 +175,13 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
             job, request.page, metrics.render, address.near, authority.node(OPERATOR_NAME), console
         )
         offer, fit = await_slots(sc, facts, job, wait, console, cancel)
-        _warn_of_disks(console, outputs, offer)
+        _warn(console, paths.one_host_note(outputs, (each.host for each in offer.executors)))
     except BaseException:
         coordinator.close()  # and give its slots back
         raise
     console.line(f"cluster {cluster_id}: {plan}")
     hold = workers_hold_slots(needs, offer, fit)
-    _warn_of_attempts(console, facts, config, hold=hold)
+    _warn(console, preflight.attempts_note(facts, config, workers_hold_slots=hold))
     return Reservation(
         sc=sc,
         console=console,
@@ -292,7 +291,7 @@ def _settings(
         has_tensorflow_servers=bool(plan.tensorflow_servers),
         is_mirrored=plan.is_mirrored,
         feeds=feeds,
-        loopback=facts.loopback,
+        loopback=facts.is_local,
         default_fs=facts.default_fs,
         driver_boot_id=endpoint.boot_id(),
         legacy_keras=os.environ.get(legacy_keras.VARIABLE, ""),
@@ -317,16 +316,8 @@ def _console(
     return console
 
 
-def _warn_of_disks(console: Console, outputs: Mapping[str, str], offer: Offer) -> None:
-    note = paths.one_host_note(outputs, (executor.host for executor in offer.executors))
+def _warn(console: Console, note: str) -> None:
     if note:
-        console.warn(note)
-
-
-def _warn_of_attempts(
-    console: Console, facts: spark_facts.SparkFacts, config: ClusterConfig, *, hold: bool
-) -> None:
-    if note := preflight.attempts_note(facts, config, workers_hold_slots=hold):
         console.warn(note)
 
 

@@ -85,7 +85,7 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
     wanted = server_host(environment, facts).told
     is_named = bool(environment.get(HOST_VARIABLE, "").strip())
     has_own = not is_wildcard(environment.get(LOCAL_IP, "").strip("[]"))
-    if is_named and not (facts.loopback or has_own or _address_here(wanted)):
+    if is_named and not (facts.is_local or has_own or _address_here(wanted)):
         raise SettingsError(
             f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
             "driver listen at that address, which is not a reachable address of this host. Name an "

@@ -264,11 +264,10 @@ class Shutdown:
             finally:
                 coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
                 self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
-                self._end_jobs(self._jobs, deadline_s - time.monotonic())
-
-    def _end_jobs(self, jobs: NodeJobs, timeout_s: float) -> None:
-        if not jobs.end(timeout_s):
-            self._console.warn("a Spark job of this cluster did not end when it was cancelled")
+                if not self._jobs.end(deadline_s - time.monotonic()):
+                    self._console.warn(
+                        "a Spark job of this cluster did not end when it was cancelled"
+                    )
 
     def _save(self, timeout_s: float) -> None:
         directory = self._config.save_on_interrupt
@@ -338,9 +337,6 @@ def _last_evaluation() -> tuple[str, bool]:
 
 def _has_served(state: ClusterView) -> bool:
     """Whether training began, and no server has been told to stop, as when a node failed."""
-    has_begun = all(server.status is NodeStatus.RUNNING for server in state.servers)
-    return (
-        bool(state.servers)
-        and has_begun
-        and not any(server.stop_ordered for server in state.servers)
+    return bool(state.servers) and all(
+        each.status is NodeStatus.RUNNING and not each.stop_ordered for each in state.servers
     )

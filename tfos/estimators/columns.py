@@ -142,12 +142,10 @@ class ColumnPlan:
             SettingsError: a column has the name of another input or output.
         """
         features, labels = self._in_order(inputs, outputs)
-        selected = _selector(features, inputs)
-        if len(inputs) == 1 and isinstance(selected, list):
-            # Side by side, integers next to a double would be rounded before they are checked.
-            selected = {name: name for name in features}
+        # Side by side, integers next to a double would be rounded before they are checked.
+        tensors = features if len(inputs) == 1 < len(features) else inputs
         found: dict[str, Any] = {
-            "feature_cols": selected,
+            "feature_cols": _selector(features, tensors),
             "label_cols": _selector(labels, outputs),
         }
         return found if self.weight is None else {**found, "weight_col": self.weight}

@@ -8,6 +8,7 @@ Threads: several calls may run at once, for different feeds; each feed has one c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,7 @@ class ClusterFeeder:
             batch: the micro-batch and its state.
             is_abandoned: whether the user's call was interrupted.
         """
+        request = dataclasses.replace(request, batch=batch)
         progress = TrainingProgress(1, title=f"batch {batch.batch_id}")
         with self._calls.enter(request.feed, is_abandoned, request.feed_timeout_s) as call:
             try:

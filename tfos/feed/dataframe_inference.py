@@ -131,10 +131,7 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     fills = dataframe_columns.fills(leaves, request.nulls)
     names = tuple(field.name for field in fed)
     arrow_task = ArrowInferenceTask(
-        targets=task.targets,
-        credentials=task.credentials,
-        config=task.config,
-        feed=task.feed,
+        task=task,
         fields=fields,
         packer=functools.partial(ArrowPacker, names=names, fills=fills),
     )

@@ -116,13 +116,13 @@ class EpochFeeder:
             progress: the console's live line.
             validation: the feed and epoch that validate this epoch.
         """
-        feed, batch = call.feed, request.batch
+        batch = request.batch
         try:
             targets = self._await_targets(call, progress)
             call.check_wanted()
         except BaseException:
             if request.is_validation:
-                self._end_unfed((feed, call.epoch))
+                self._end_unfed((call.feed, call.epoch))
             else:
                 call.epochs.give_back(call.epoch)
             raise
@@ -139,13 +139,7 @@ class EpochFeeder:
         with self._blaming(run):
             is_empty = self._run(run, batch)
         if batch is not None and not is_empty:
-            self._watch.until(
-                lambda state: batch.is_over(state, feed),
-                call,
-                progress,
-                stall_s=stall_s,
-                of_chief=True,
-            )
+            self._watch.until(batch.is_over, call, progress, stall_s=stall_s, of_chief=True)
         if resent := self._coordinator.read(run.resent_to_others):
             self._console.warn(
                 f"{call.title}: {resent}, and went to another worker. It lives and may have "
@@ -167,7 +161,7 @@ class EpochFeeder:
             self._fail(run, batch)
             raise
         if batch is not None and not count:
-            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=False))
+            self._coordinator.act(lambda state: batch.leave(state, in_part=False))
             run.call.epochs.give_back(epoch)
             return True
         self._coordinator.act(run.end)
@@ -190,8 +184,7 @@ class EpochFeeder:
             batch: the micro-batch that it feeds; None: none.
         """
         if batch is not None:  # before the end: after it the chief would record the batch
-            feed = run.task.feed
-            self._coordinator.act(lambda state: batch.leave(state, feed, in_part=True))
+            self._coordinator.act(lambda state: batch.leave(state, in_part=True))
         run.num_fed = 0
         self._coordinator.act(run.end)
         if run.checked_by is not None:
@@ -231,20 +224,13 @@ class EpochFeeder:
         Raises:
             BatchKnown: they were trained before.
         """
-        feed, act = call.feed, self._coordinator.act
-        act(lambda state: batch.begin(state, feed, call.epoch))
+        self._coordinator.act(lambda state: batch.begin(state, call.epoch))
         try:
-            self._watch.until(
-                lambda state: batch.may_begin(state, feed),
-                call,
-                progress,
-                stall_s=stall_s,
-                of_chief=True,
-            )
-            if self._coordinator.read(lambda state: batch.is_known(state, feed)):
+            self._watch.until(batch.may_begin, call, progress, stall_s=stall_s, of_chief=True)
+            if self._coordinator.read(batch.is_known):
                 raise BatchKnown
         except BaseException:
-            act(lambda state: batch.leave(state, feed, in_part=False))
+            self._coordinator.act(lambda state: batch.leave(state, in_part=False))
             call.epochs.give_back(call.epoch)
             raise
 

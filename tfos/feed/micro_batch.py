@@ -37,6 +37,8 @@ class BatchKnown(Exception):
 class MicroBatch:
     """One call of Spark's foreachBatch."""
 
+    feed: str
+    """Name of the feed."""
     query: str
     """Spark's id of the streaming query."""
     batch_id: int
@@ -47,57 +49,43 @@ class MicroBatch:
     saves: bool
     """Whether to save once the batch was trained."""
 
-    def begin(self, state: ClusterView, feed: str, epoch: int) -> list[Action]:
-        """Return the order that makes this epoch the batch.
+    def begin(self, state: ClusterView, epoch: int) -> list[Action]:
+        """Return the order that makes this epoch of the feed the batch.
 
         Args:
             state: the cluster's state.
-            feed: name of the feed.
             epoch: number of the epoch that feeds the batch.
         """
         order = TrainBatch(
-            feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
+            self.feed, self.number, epoch, self.query, self.batch_id, self.holds, self.saves
         )
         return [Send(state.workers[0].node, order)]
 
-    def leave(self, state: ClusterView, feed: str, *, in_part: bool) -> list[Action]:
+    def leave(self, state: ClusterView, *, in_part: bool) -> list[Action]:
         """Return the order not to record this batch: it failed, or had no rows.
 
         Args:
             state: the cluster's state.
-            feed: name of the feed.
             in_part: whether some of its rows were trained.
         """
-        return [Send(state.workers[0].node, LeaveBatch(feed, self.number, in_part))]
+        return [Send(state.workers[0].node, LeaveBatch(self.feed, self.number, in_part))]
 
-    def may_begin(self, state: ClusterView, feed: str) -> bool:
-        """Whether its rows may be fed, or never will be.
+    def may_begin(self, state: ClusterView) -> bool:
+        """Whether its rows may be fed, or never will be."""
+        return self._answer(state) is not None or not chief_trains(state)
 
-        Args:
-            state: the cluster's state.
-            feed: name of the feed.
-        """
-        return answer_to(state, feed, self.number) is not None or not chief_trains(state)
-
-    def is_known(self, state: ClusterView, feed: str) -> bool:
-        """Whether the chief, which admits its rows, says that the parameters contain it already.
-
-        Args:
-            state: the cluster's state.
-            feed: name of the feed.
-        """
-        found = answer_to(state, feed, self.number)
+    def is_known(self, state: ClusterView) -> bool:
+        """Whether the chief, which admits its rows, says that the parameters contain it already."""
+        found = self._answer(state)
         return found is not None and found.trained.get(self.query, -1) >= self.batch_id
 
-    def is_over(self, state: ClusterView, feed: str) -> bool:
-        """Whether the chief has reported it as trained, and saved if due, or never will.
-
-        Args:
-            state: the cluster's state.
-            feed: name of the feed.
-        """
-        found = answer_to(state, feed, self.number)
+    def is_over(self, state: ClusterView) -> bool:
+        """Whether the chief has reported it as trained, and saved if due, or never will."""
+        found = self._answer(state)
         return (found is not None and found.is_done) or not chief_trains(state)
+
+    def _answer(self, state: ClusterView) -> BatchReport | None:
+        return answer_to(state, self.feed, self.number)
 
 
 def call_of_batch(property_of: Callable[[str], str | None]) -> str:

@@ -12,8 +12,9 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from feeding.filesystem.interface import FileSystem
@@ -47,7 +48,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
     """
     fs = filesystem_for(str(target))
     if not source.is_dir():
-        fs.write(str(target), pieces_maker(source))
+        fs.write(str(target), partial(file_pieces, source))
         return
     found = list(_below(source))  # before the first write: a link may point to `target`
     staged = target.sibling(staging_name(target.name))
@@ -57,7 +58,7 @@ def upload(source: Path, target: Location, *, last: str = "") -> None:
             if path.is_dir():
                 fs.mkdirs(str(staged.child(name)))
             else:
-                fs.write(str(staged.child(name)), pieces_maker(path.resolve()))
+                fs.write(str(staged.child(name)), partial(file_pieces, path.resolve()))
         replace_directory(fs, staged, target, last)
     except BaseException:
         with suppress(OSError):
@@ -129,11 +130,6 @@ def on_disk(place: Location, name: str) -> Iterator[Path]:
         copy = Path(staging, name)
         download(place, copy)
         yield copy
-
-
-def pieces_maker(path: Path) -> Callable[[], Iterator[bytes]]:
-    """Return a function that reads a file's content from the start at every call."""
-    return lambda: file_pieces(path)
 
 
 def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:

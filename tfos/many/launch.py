@@ -95,7 +95,7 @@ class RunPlace:
         return {
             "max_result_bytes": max_result_bytes(self.sc),
             "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
-            "loopback": self.facts.loopback,
+            "loopback": self.facts.is_local,
         }
 
     def offer(self) -> str:
@@ -230,12 +230,12 @@ def start(
         server.close()
         release()
         raise
-    return ManyTrainings(run, _known(work, is_grouped=is_grouped), results, release)
+    return ManyTrainings(run, _known(work), results, release)
 
 
-def _known(work: RunWork, *, is_grouped: bool) -> dict[str, str]:
+def _known(work: RunWork) -> dict[str, str]:
     """Return the digest of each item by name; for groups only slots know it."""
-    digests = [""] * len(work.names) if is_grouped else work.digests
+    digests = work.digests if work.groups is None else ("",) * len(work.names)
     return dict(zip(work.names, digests, strict=True))
 
 

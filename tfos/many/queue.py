@@ -232,8 +232,9 @@ class TrainingQueue:
 
         A value is reported once it is written, which may be while the next item is trained.
 
-        slot: the slot that trains.
-        ended: the item that has ended.
+        Args:
+            slot: the slot that trains.
+            ended: the item that has ended.
         """
         ahead = self._ahead.get(slot.slot)
         others = (item for item, holder in self._holders.items() if holder == slot)
@@ -338,11 +339,8 @@ class TrainingQueue:
         )
 
     def _put_back(self, item: int) -> None:
-        self._queue_of(item).append(item)
-
-    def _queue_of(self, item: int) -> deque[int]:
-        number = self._queue_number(self._homes[item] if self._homes is not None else 0)
-        return self._waiting.setdefault(number, deque())
+        number = self._homes[item] if self._homes is not None else 0
+        self._waiting.setdefault(number, deque()).append(item)
 
     def _queue_number(self, slot: int) -> int:
         return slot if self._homes is not None else 0

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
-from tfos.errors import MapTrainError, NotEnoughSlots, TFOSError
+from tfos.errors import MapTrainError, NotEnoughSlots
 from tfos.many import slot_state
 from tfos.many.messages import (
     BeatReply,
@@ -182,14 +182,12 @@ class MapRun:
             error: the reason, for callers that wait.
         """
         with self._changed:
-            if self._is_over:
-                return
-            self.error = self.error or error
-            self._stopping = True
-            self._changed.notify_all()
+            if not self._is_over:
+                self._fail(error)
+                self._changed.notify_all()
 
     def on_draw(self, draw: Draw) -> Order:
-        """See ManyHandler."""
+        """Answer an idle slot, after a wait if an item may come soon."""
         slot = SlotAttempt(draw.slot, draw.attempt)
         deadline_s = time.monotonic() + _HOLD_S
         if not self._is_seen_first(slot, draw.ended):
@@ -210,7 +208,7 @@ class MapRun:
                 self._changed.wait(left_s)
 
     def on_beat(self, beat: SlotBeat) -> BeatReply:
-        """See ManyHandler."""
+        """Answer a slot that is alive."""
         slot = SlotAttempt(beat.slot, beat.attempt)
         if not self._is_seen_first(slot, beat.ended):
             return BeatReply(stop=True)
@@ -329,7 +327,7 @@ class MapRun:
             )
         return ""
 
-    def _fail(self, error: TFOSError) -> None:
+    def _fail(self, error: BaseException | None) -> None:
         self.error = self.error or error
         self._stopping = True
 

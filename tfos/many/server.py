@@ -1,44 +1,33 @@
 """The driver's side of the slots' calls: an authenticated gRPC server.
 
 Covers: the table of calls, and the callers allowed.
-Does not: listen and refuse (tfos.tls_server), decide anything (a ManyHandler does).
+Does not: listen and refuse (tfos.tls_server), decide anything (tfos.many.run).
 Threads: calls run on daemon threads of the server.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from rpc.auth.certificates import TlsCredentials
 from tfos.control import codec
 from tfos.many import messages
+from tfos.many.run import MapRun
 from tfos.tls_server import TlsServer, unary
 
 
-class ManyHandler(Protocol):
-    """Answers slots; several threads may call at once."""
-
-    def on_draw(self, draw: messages.Draw) -> messages.Order:
-        """Answer an idle slot, after a wait if an item may come soon."""
-
-    def on_beat(self, beat: messages.SlotBeat) -> messages.BeatReply:
-        """Answer a slot that is alive."""
-
-
-def many_server(handler: ManyHandler, credentials: TlsCredentials, *, num_slots: int) -> TlsServer:
+def many_server(run: MapRun, credentials: TlsCredentials, *, num_slots: int) -> TlsServer:
     """Return the server of one run, which does not listen yet.
 
     Args:
-        handler: is called for each message.
+        run: is called for each message.
         credentials: the driver's certificate and the run's authority.
         num_slots: number of slots of the run; each may wait in a call.
     """
 
     def order(draw: messages.Draw) -> bytes:
-        return codec.encode(messages.OrderReply(handler.on_draw(draw)))
+        return codec.encode(messages.OrderReply(run.on_draw(draw)))
 
     def reply(beat: messages.SlotBeat) -> bytes:
-        return codec.encode(handler.on_beat(beat))
+        return codec.encode(run.on_beat(beat))
 
     calls = {
         messages.DRAW: unary(messages.decode_draw, _is_slot, order),

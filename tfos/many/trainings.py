@@ -130,7 +130,8 @@ class ManyTrainings:
         """
         number = self._positions.get(item)
         if number is None:
-            raise SettingsError(f"no item is named {item!r}; the first is {self._first_name()!r}")
+            first = next(iter(self._positions))
+            raise SettingsError(f"no item is named {item!r}; the first is {first!r}")
         row = self._row(number)
         if row.state is not TrainingState.DONE:
             reason = f": {row.error}" if row.error else ""
@@ -183,7 +184,11 @@ class ManyTrainings:
         Args:
             spark: a SparkSession.
         """
-        return spark.createDataFrame([tuple(each.values()) for each in self._records()], _SCHEMA)
+        rows = [
+            (row.item, row.state.value, row.seconds, row.attempts, row.metrics or {}, row.error)
+            for row in self.table()
+        ]
+        return spark.createDataFrame(rows, _SCHEMA)
 
     def cancel(self) -> None:
         """End all slots and wait until nothing runs any more. Idempotent."""
@@ -224,19 +229,6 @@ class ManyTrainings:
             )
         return data
 
-    def _records(self) -> list[Mapping[str, Any]]:
-        return [
-            {
-                "item": row.item,
-                "state": row.state.value,
-                "seconds": row.seconds,
-                "attempts": row.attempts,
-                "metrics": dict(row.metrics or {}),
-                "error": row.error,
-            }
-            for row in self.table()
-        ]
-
     def _row(self, number: int) -> ItemTraining:
         row: ItemTraining = self._run.read(lambda queue: queue.table[number])
         return row
@@ -256,9 +248,6 @@ class ManyTrainings:
         if release is not None:
             with contextlib.suppress(Exception):  # Spark has stopped
                 release()
-
-    def _first_name(self) -> str:
-        return next(iter(self._positions), "")
 
 
 def _has_more(ended: Sequence[int], seen: int) -> bool:

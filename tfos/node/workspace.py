@@ -32,23 +32,11 @@ _MAX_MARK_BYTES = 4096
 _REMOVE_ATTEMPTS = 3
 
 
-class Owner(ProcessId, frozen=True, kw_only=True):
-    """The process that removes a directory, as the mark in the directory names it."""
-
-    cluster_id: str
-
-
-def make_directory(parent: str, cluster_id: str) -> Path:
-    """Create a directory (mode 0700) that this process owns; it is removed after its death.
-
-    Args:
-        parent: where it is made.
-        cluster_id: part of its name.
-    """
+def make_directory(parent: str) -> Path:
+    """Create a directory (mode 0700) that this process owns; it is removed after its death."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    owner = Owner.of_this(cluster_id=cluster_id)
     try:
-        (path / _MARK).write_bytes(msgspec.json.encode(owner))
+        (path / _MARK).write_bytes(msgspec.json.encode(ProcessId.of_this()))
     except OSError:  # a full disk: nobody would remove a directory without a whole mark
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -67,7 +55,7 @@ def _dead(parent: str) -> Iterator[Path]:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
             with (path / _MARK).open("rb") as mark:
-                owner = msgspec.json.decode(mark.read(_MAX_MARK_BYTES), type=Owner)
+                owner = msgspec.json.decode(mark.read(_MAX_MARK_BYTES), type=ProcessId)
             if owner.has_ended():
                 yield path
 
@@ -85,16 +73,16 @@ class Workspace:
         executor: where the node runs.
         node_name: the node's name, for example "worker-0".
         attempt: the node's attempt.
-        cluster_id: part of the directories' names.
+        cluster_id: part of the log's name.
     """
 
     def __init__(self, executor: Executor, node_name: str, attempt: int, cluster_id: str) -> None:
         self._parents = (executor.scratch_dir, short_temporary_directory())
         sweep(*self._parents)
         scratch_dir, temp_dir = self._parents
-        self.directory = make_directory(scratch_dir, cluster_id)
+        self.directory = make_directory(scratch_dir)
         # A Unix socket's path ends at 108 bytes, so it cannot lie deep in Spark's directories.
-        self.socket_dir = make_directory(temp_dir, cluster_id)
+        self.socket_dir = make_directory(temp_dir)
         name = f"tfos-{cluster_id}-{node_name.replace(':', '-')}-{attempt}.log"
         self.log_path = (Path(executor.log_dir) if executor.log_dir else self.directory) / name
         self.log_is_kept = bool(executor.log_dir)

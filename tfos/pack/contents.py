@@ -74,18 +74,35 @@ class Rules:
         return sorted({name.partition("/")[0].removesuffix(".py") for name in gone})
 
 
-def files_below(root: Path, at: str, rules: Rules) -> Iterator[Entry]:
+def files_below(root: Path, at: str, rules: Rules, inside: str = "") -> Iterator[Entry]:
     """Yield what is packed of a directory, sorted by path.
 
     Args:
         root: the directory.
         at: where it is in the archive.
         rules: what stays behind.
+        inside: directory below `root` to begin with; empty: `root` itself.
 
     Raises:
         UnsupportedError: a link to a directory elsewhere.
     """
-    yield from _below(root, "", at, rules)
+    for found in sorted(os.scandir(root / inside), key=lambda each: each.name):
+        name = f"{inside}/{found.name}" if inside else found.name
+        if rules.leave_out(name):
+            continue
+        path = Path(found.path)
+        if found.is_symlink() and (link := _link_inside(root, path)):
+            yield Entry(f"{at}/{name}", link=link)
+        elif found.is_symlink() and found.is_dir():
+            raise UnsupportedError(
+                f"{path} is a link to the directory {path.resolve()}, outside of {root}: put a "
+                "copy of it there, or leave it out with --leave-out"
+            )
+        elif found.is_dir():
+            yield from files_below(root, at, rules, name)
+        elif found.is_file():  # no socket, no link to nothing
+            is_executable = bool(found.stat().st_mode & 0o100)
+            yield Entry(f"{at}/{name}", path, is_executable=is_executable)
 
 
 def unmatched(patterns: Collection[str], roots: Collection[Path]) -> list[str]:
@@ -102,26 +119,6 @@ def unmatched(patterns: Collection[str], roots: Collection[Path]) -> list[str]:
         for name in (*below, *files)
     }
     return [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
-
-
-def _below(root: Path, inside: str, at: str, rules: Rules) -> Iterator[Entry]:
-    for found in sorted(os.scandir(root / inside), key=lambda each: each.name):
-        name = f"{inside}/{found.name}" if inside else found.name
-        if rules.leave_out(name):
-            continue
-        path = Path(found.path)
-        if found.is_symlink() and (link := _link_inside(root, path)):
-            yield Entry(f"{at}/{name}", link=link)
-        elif found.is_symlink() and found.is_dir():
-            raise UnsupportedError(
-                f"{path} is a link to the directory {path.resolve()}, outside of {root}: put a "
-                "copy of it there, or leave it out with --leave-out"
-            )
-        elif found.is_dir():
-            yield from _below(root, name, at, rules)
-        elif found.is_file():  # no socket, no link to nothing
-            is_executable = bool(found.stat().st_mode & 0o100)
-            yield Entry(f"{at}/{name}", path, is_executable=is_executable)
 
 
 def _link_inside(root: Path, path: Path) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feeding.formats.text.lines import LineLimits
     from feeding.formats.tfrecord.example import Feature
     from feeding.formats.tfrecord.framing import RecordLimits
-    from feeding.reading.runs import Source
+    from feeding.reading.partitions import KeyedSource
     from tfos.reading.protocols import DatasetContext
 
 
@@ -67,13 +67,12 @@ class Reading:
         """
         from feeding.formats.tfrecord.source import TFRecordSource
         from feeding.reading.bad_records import BadData
-        from feeding.reading.partitions import partitioned
 
         bad = BadData(on_bad_data, max_skipped)
         source = TFRecordSource(
             self._absolute(paths), columns, bad=bad, limits=limits, partitions=partitions
         )
-        return self._rows(partitioned(source))
+        return self._rows(source)
 
     def parquet(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
         self,
@@ -126,7 +125,8 @@ class Reading:
             partitions=partitions,
         )
         bad = BadData(on_bad_data, max_skipped)
-        return self._rows(ParquetSource(self._absolute(paths), request, bad=bad, limits=limits))
+        source = ParquetSource(self._absolute(paths), request, bad=bad, limits=limits)
+        return FileRows(source, self._ctx)
 
     def csv(  # noqa: PLR0913 - what a user may say about files, all but two by keyword
         self,
@@ -173,7 +173,6 @@ class Reading:
         from feeding.formats.csv.options import CsvRequest
         from feeding.formats.csv.source import CsvSource
         from feeding.reading.bad_records import BadData
-        from feeding.reading.partitions import partitioned
 
         request = CsvRequest(
             columns=columns,
@@ -187,7 +186,7 @@ class Reading:
         source = CsvSource(
             self._absolute(paths), request, bad=bad, limits=limits, partitions=partitions
         )
-        return self._rows(partitioned(source))
+        return self._rows(source)
 
     def text(
         self,
@@ -214,16 +213,17 @@ class Reading:
         """
         from feeding.formats.text.source import TextSource
         from feeding.reading.bad_records import BadData
-        from feeding.reading.partitions import partitioned
 
         bad = BadData(on_bad_data, max_skipped)
         source = TextSource(self._absolute(paths), bad=bad, limits=limits, partitions=partitions)
-        return self._rows(partitioned(source))
+        return self._rows(source)
 
     def _absolute(self, paths: Path | Iterable[Path]) -> list[str]:
         from feeding.reading.discover import path_list
 
         return [self._ctx.absolute_path(path) for path in path_list(paths)]
 
-    def _rows(self, source: Source) -> FileRows:
-        return FileRows(source, self._ctx)
+    def _rows(self, source: KeyedSource) -> FileRows:
+        from feeding.reading.partitions import partitioned
+
+        return FileRows(partitioned(source), self._ctx)

@@ -41,15 +41,14 @@ class LocalRank(msgspec.Struct, frozen=True, array_like=True):
     """What the process receives at start, in a memfd."""
 
     rank: int
-    size: int
     run_id: str
     secret: bytes
     directory: str
     """Directory of its Unix socket."""
     work: bytes
     """cloudpickle of RankWork."""
-    link_fd: int
-    outcome_fd: int
+    link_fd: int = -1
+    outcome_fd: int = -1
     """memfd that takes the RankOutcome."""
 
 

@@ -93,7 +93,7 @@ def run_local(
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-", dir=parent))
         ranks = []
         for rank, environment in enumerate(_environments(stack, num_proc)):
-            spec = (rank, num_proc, run_id, secret, directory, work)
+            spec = LocalRank(rank, run_id, secret, directory, work)
             ranks.append(_start(stack, spec, environment))
         _introduce(ranks)
         failures = _await(ranks, timeout_s)
@@ -130,16 +130,13 @@ def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, 
 
 
 def _start(
-    stack: contextlib.ExitStack,
-    spec: tuple[int, int, str, bytes, str, bytes],
-    environment: Mapping[str, str],
+    stack: contextlib.ExitStack, spec: LocalRank, environment: Mapping[str, str]
 ) -> _Running:
-    rank, size, run_id, secret, directory, work = spec
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
     outcome_fd = memfd_create("tfos-outcome")
     stack.callback(os.close, outcome_fd)
-    body = LocalRank(rank, size, run_id, secret, directory, work, theirs.fileno(), outcome_fd)
+    body = msgspec.structs.replace(spec, link_fd=theirs.fileno(), outcome_fd=outcome_fd)
     document = bootstrap.document_fd(
         "tfos.runner.local_process",
         msgspec.msgpack.encode(body),
@@ -148,7 +145,7 @@ def _start(
     )
     try:
         process = subprocess.Popen(
-            bootstrap.command(document, f"tfos rank {rank}"),
+            bootstrap.command(document, f"tfos rank {spec.rank}"),
             pass_fds=[document, theirs.fileno(), outcome_fd],
             stdin=subprocess.DEVNULL,
             env=environment,
@@ -159,7 +156,7 @@ def _start(
     pidfd = pidfd_open(process.pid)
     stack.callback(os.close, pidfd)
     stack.callback(_end, process)
-    return _Running(rank, process, pidfd, ChildLink(ours, RankListening), outcome_fd)
+    return _Running(spec.rank, process, pidfd, ChildLink(ours, RankListening), outcome_fd)
 
 
 def _introduce(ranks: Sequence[_Running]) -> None:

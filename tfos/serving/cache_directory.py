@@ -61,7 +61,7 @@ def _made(path: Path) -> Path:
             f"indexes cannot be kept in {path}: {error.strerror}; give load() a cache_dir on a "
             f"local disk, or {_BY_VARIABLE}"
         ) from error
-    reason = why_unsafe(path, (os.geteuid(), 0))
+    reason = why_unsafe(path)
     if reason:
         raise SettingsError(
             f"indexes are not kept in {path}: {reason}; give load() a cache_dir of your own, or "

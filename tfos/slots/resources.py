@@ -93,10 +93,6 @@ class RoleResources:
                 "hides all GPUs. Set gpu_resource to Spark's name of them, such as 'gpu'."
             )
 
-    def of(self, node: PlannedNode) -> Resources | None:
-        """Return the resources requested for a node; None: none."""
-        return self.ps if group_of(node) == PS_NODES else self.workers
-
     def _check_ps(self, asked: Resources, plan: Plan) -> None:
         if asked.gpus:
             raise SettingsError(

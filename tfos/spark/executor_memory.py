@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tfos.errors import ConfigError
 from tfos.node_memory import overhead_mib
+from tfos.spark.facts import is_true
 
 _SIZE = re.compile(r"(\d+)\s*(b|[kmgtp])?(?:(?<=[kmgtp])i?b)?", re.IGNORECASE)
 _MIB = {"b": 1 / 1024**2, "k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2, "p": 1024**3}
@@ -90,12 +91,11 @@ def of_settings(conf: Mapping[str, str], master: str) -> ExecutorMemory:
         least_mib = mib(conf.get("spark.executor.minMemoryOverhead", "384m"))
         overhead_mib = max(least_mib, math.floor(_overhead_factor(conf, master) * heap_mib))
     off_heap_mib = mib(conf.get("spark.memory.offHeap.size", "0"), bare="b")
-    uses_off_heap = conf.get("spark.memory.offHeap.enabled", "false").strip().lower() == "true"
     cores = _number(conf, "spark.executor.cores", 1)
     return ExecutorMemory(
         heap_mib=heap_mib,
         overhead_mib=overhead_mib,
-        off_heap_mib=off_heap_mib if uses_off_heap else 0,
+        off_heap_mib=off_heap_mib if is_true(conf, "spark.memory.offHeap.enabled") else 0,
         python_mib=mib(conf.get("spark.executor.pyspark.memory", "0")),
         slots=max(1, cores // _number(conf, "spark.task.cpus", 1)),
         is_contained=is_contained(master),

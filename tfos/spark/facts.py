@@ -96,11 +96,6 @@ class SparkFacts:
         return "" if self.is_local else self.conf.get("spark.driver.bindAddress", "").strip("[]")
 
     @property
-    def loopback(self) -> bool:
-        """Whether nodes may bind loopback: they all run on the driver's host."""
-        return self.is_local
-
-    @property
     def expected_executors(self) -> int | None:
         """Number of executors that Spark keeps on its own; None: the configuration has none."""
         match = _LOCAL_CLUSTER.match(self.master)

@@ -170,7 +170,7 @@ def inheriting(spark: Any, function: Callable[Arguments, Result]) -> Callable[Ar
     """Return the function as one that runs with this thread's local properties on any thread.
 
     Args:
-        spark: the SparkContext, or a session of Connect.
+        spark: the SparkContext.
         function: the function to call.
     """
     check_running(spark)

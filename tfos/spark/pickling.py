@@ -129,12 +129,10 @@ def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval:
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval:
+                yield instruction.argval
 
 
 def _place(function: types.FunctionType, name: str) -> str:

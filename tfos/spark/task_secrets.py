@@ -25,6 +25,7 @@ import msgspec
 from rpc.auth.certificates import TlsCredentials
 from rpc.auth.handshake import Credentials
 from tfos.errors import SettingsError
+from tfos.spark.facts import is_true
 
 PREFIX = "tfos.secret."
 _REDACTION = "(?i)secret|password|token|access[.]?key"
@@ -145,7 +146,7 @@ def redaction_note(conf: Mapping[str, str]) -> str:
     Args:
         conf: Spark's settings.
     """
-    if conf.get("spark.eventLog.enabled", "false").lower() != "true":
+    if not is_true(conf, "spark.eventLog.enabled"):
         return ""
     regex = conf.get("spark.redaction.regex", _REDACTION)
     with contextlib.suppress(re.error):  # Java knows more expressions

@@ -214,13 +214,14 @@ class Streams:
             )
         saves = 0 < self._save_every <= state.num_unsaved + 1
         batch = MicroBatch(
+            feed=request.feed,
             query=state.query,
             batch_id=batch_id,
             number=self._next_number(),
             holds=bool(self._save_every),
             saves=saves,
         )
-        report = self._feed_service.train_batch(dataclasses.replace(request, batch=batch), batch)
+        report = self._feed_service.train_batch(request, batch)
         answer = self._answer(request.feed, batch.number)
         if report is None or (report.fed_rows and (answer is None or not answer.is_done)):
             raise self._untrained(batch_id)

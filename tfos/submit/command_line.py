@@ -64,7 +64,7 @@ class SubmitLine:
         Args:
             spark_submit: the program.
         """
-        options = (f"{option}" for pair in self._pairs() for option in pair)
+        options = (word for pair in self._pairs() for word in pair)
         return [spark_submit, *options, self.program, *self.args]
 
     def text(self, spark_submit: str) -> str:

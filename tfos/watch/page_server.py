@@ -153,13 +153,13 @@ class JobPage:
     def close(self) -> None:
         """Stop listening and close all connections, after a reader's last look. Idempotent."""
         server, self._server = self._server, None
-        if server is not None:
-            if self._last_look_s == math.inf:
-                self.note_end()
-            self._looked.wait(max(0.0, self._last_look_s - time.monotonic()))
-        if server is not None and self._thread is not None:
-            server.should_exit = True
-            self._thread.join(_CLOSE_S)
+        if server is None or self._thread is None:
+            return
+        if self._last_look_s == math.inf:
+            self.note_end()
+        self._looked.wait(max(0.0, self._last_look_s - time.monotonic()))
+        server.should_exit = True
+        self._thread.join(_CLOSE_S)
 
     def _note_look(self) -> None:
         self._looked_s = time.monotonic()

@@ -113,7 +113,7 @@ def why_none() -> str:
             f"this user has no home directory for a history; set {STATE_VARIABLE} here and at "
             "drivers"
         )
-    reason = why_unsafe(real_path(place), (os.geteuid(), 0)) if os.path.exists(place) else ""
+    reason = why_unsafe(real_path(place)) if os.path.exists(place) else ""
     if reason:
         return f"no run is kept in {place}: {reason}"
     return f"no run has ended yet, as far as {place} knows"

@@ -45,9 +45,9 @@ from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
 from tfos.console.printable import visible
+from tfos.control.first_metrics import first_metrics
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import MOST_METRICS, Heartbeat
-from tfos.control.shown_metrics import first_metrics
 from tfos.control.state.cluster_view import ClusterView
 from tfos.failure import NodeFailure
 from tfos.monitor.reports import ExecutorReport, NodeReport

@@ -58,7 +58,8 @@ def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
         OSError: the directory cannot be made, or is not the user's alone.
     """
     path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
-    ticket_files.remove_ended(path.parent, _PATTERN, DriverTicket)  # of killed drivers
+    with contextlib.suppress(SettingsError):  # an unsafe directory stays as it is
+        ticket_files.read(path.parent, _PATTERN, DriverTicket)  # removes those of killed drivers
     return ticket_files.write(path, ticket)
 
 
@@ -127,7 +128,7 @@ def directory_of_tickets() -> Path:
     runtime = Path(os.environ.get(RUNTIME_VARIABLE, ""))
     # After su it may be root's, which why_unsafe trusts.
     is_ours = runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK)
-    if is_ours and not why_unsafe(real_path(runtime), (os.geteuid(), 0)):
+    if is_ours and not why_unsafe(real_path(runtime)):
         return runtime / "tfos"
     cache = user_cache()
     if cache is None:

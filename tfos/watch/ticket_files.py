@@ -62,7 +62,7 @@ def read(
     directory = real_path(directory)
     if not directory.exists():
         return []
-    if reason := why_unsafe(directory, (os.geteuid(), 0)):
+    if reason := why_unsafe(directory):
         raise SettingsError(f"{directory} is not read: {reason}")
     mine: list[Ticket] = []
     others: list[Ticket] = []
@@ -77,18 +77,6 @@ def read(
         else:
             (mine if has_ended is False else others).append(ticket)
     return [*mine, *others] if with_others else mine
-
-
-def remove_ended(directory: Path, pattern: str, kind: type[ProcessId]) -> None:
-    """Remove the tickets of drivers that have ended; a directory that is not safe stays.
-
-    Args:
-        directory: directory of the tickets.
-        pattern: pattern of their names.
-        kind: kind of the tickets.
-    """
-    with contextlib.suppress(SettingsError):
-        read(directory, pattern, kind)
 
 
 def _read(path: Path, kind: type[Ticket]) -> Ticket | None:

@@ -191,7 +191,6 @@ def _snapshot(stats: FeedStats) -> messages.FeedSnapshot:
         dropped_rows=stats.dropped_rows,
         unread_bytes=stats.unread_bytes,
         starved_s=stats.starved_s,
-        epochs_done=stats.epochs_done,
         trained_rows=stats.trained_rows,
         epochs=tuple(
             messages.EpochRowCounts(

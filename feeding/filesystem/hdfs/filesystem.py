@@ -58,7 +58,8 @@ class HdfsFileSystem(RemoteFileSystem):
         found = self._requests.ask(HdfsRequest("list", str(location)), work)
         if len(found) == 1 and found[0].path == location.path and not found[0].isdir:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
-        return sorted((_status(location, native) for native in found), key=_path_of)
+        statuses = (_status(location, native) for native in found)
+        return sorted(statuses, key=lambda status: status.path)
 
     def open(self, path: Path) -> HdfsReader:
         """See FileSystem."""
@@ -127,7 +128,3 @@ def _status(asked: Location, native: NativeStatus) -> FileStatus:
     size = 0 if native.isdir else native.length
     version = "" if native.isdir else version_of(native.modification_time)
     return FileStatus(path, size, native.isdir, native.modification_time, version)
-
-
-def _path_of(status: FileStatus) -> str:
-    return status.path

@@ -9,7 +9,7 @@ Memory: one block, or one row that is longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class QuotedRows:
         rows, _, phase = self._passed(block, _ALL)
         return int(rows + (phase != BEGUN))
 
-    def rows(self, block: LineBlock, start: int, stop: int) -> QuotedBlock:
+    def rows(self, block: LineBlock, start: int, stop: int) -> LineBlock:
         """Return rows `start` to `stop`, `stop` excluded, of a block.
 
         Args:
@@ -71,20 +71,7 @@ class QuotedRows:
         """
         more = self._num_headers(block)
         first = self.end_of(block, start + more) if start else 0
-        return self.part(block, first, self.end_of(block, stop + more))
-
-    def part(self, block: LineBlock, first: int, last: int) -> QuotedBlock:
-        """Return the rows between two offsets of a block.
-
-        Args:
-            block: whole rows.
-            first: where a row begins.
-            last: where a row ends.
-        """
-        line = block.first_line
-        if line is not None:
-            line += block.data.count(b"\n", 0, first)
-        return QuotedBlock(block.data[first:last], block.first_byte + first, line, self)
+        return block.part(first, self.end_of(block, stop + more))
 
     def end_of(self, block: LineBlock, num_rows: int) -> int:
         """Return the offset after this many rows of a block, its header included.
@@ -111,14 +98,13 @@ class QuotedBlock(LineBlock):
 
     found_by: QuotedRows
 
-    def halves(self) -> tuple[LineBlock, LineBlock] | None:
+    def halves(self) -> tuple[Self, Self] | None:
         """Return the rows as two blocks; None if there is only one."""
         num_rows = self.found_by.with_header(self)
         if num_rows < 2:
             return None
         middle = self.found_by.end_of(self, num_rows // 2)
-        found = self.found_by
-        return found.part(self, 0, middle), found.part(self, middle, len(self.data))
+        return self.part(0, middle), self.part(middle, len(self.data))
 
 
 class QuotedRowReader(LineReader):

@@ -111,7 +111,7 @@ class CsvSource(LineSource):
             column_types=types,
             include_columns=list(types),
             null_values=[""],
-            strings_can_be_null=any(_is_of_text(types[name]) for name in request.nulls),
+            strings_can_be_null=any(types[name].id in TEXTS for name in request.nulls),
             check_utf8=True,
         )
 
@@ -385,10 +385,6 @@ class CsvSource(LineSource):
         if value is None:
             return _EMPTY.get(column.type.id)
         return held(column.name, value, column.type)
-
-
-def _is_of_text(kind: pa.DataType) -> bool:
-    return kind.id in TEXTS
 
 
 def _header_bytes(data: bytes) -> int:

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feeding.arrow.columns import one_line, owner_of
-from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.config import MIB, check_count
+from feeding.errors import DataError
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.ordered_reads import AheadLimits, read_in_order
 from feeding.formats.parquet.column_metadata import check_column_metadata
@@ -75,9 +75,7 @@ class ParquetLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_footer_bytes", "max_row_group_bytes", "max_page_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from feeding.errors import DataError
+from feeding.formats.parquet.thrift import signed, varint
 
 _MAX_WIDTH_BITS = 32
 """Lengths are 32-bit integers."""
-_MAX_VARINT_BYTES = 10
 _CODECS = {"LZ4": "lz4_raw"}
+_DAMAGED = "the lengths of a page's prefixes are damaged"
 
 
 class PrefixedPage(NamedTuple):
@@ -84,20 +85,20 @@ def _uncompressed(data: bytes, size: int, codec: str) -> bytes:
 
 def _repeated_bytes(lengths: bytes, most_values: int) -> int:
     try:
-        block_size, at = _varint(lengths, 0)
-        num_parts, at = _varint(lengths, at)
-        total, at = _varint(lengths, at)
-        first, at = _signed(lengths, at)
+        block_size, at = varint(lengths, 0)
+        num_parts, at = varint(lengths, at)
+        total, at = varint(lengths, at)
+        first, at = _length(lengths, at)
         if total > most_values or not 0 < num_parts <= block_size <= 1 << 20:
-            raise DataError("the lengths of a page's prefixes are damaged")
+            raise DataError(_DAMAGED)
         if not total:
             return 0
         steps = _steps(lengths, at, total - 1, (block_size, num_parts))
-    except (IndexError, ValueError):
-        raise DataError("the lengths of a page's prefixes are damaged") from None
+    except (DataError, IndexError, ValueError):
+        raise DataError(_DAMAGED) from None
     values = first + np.cumsum(np.concatenate([np.zeros(1, np.int64), *steps])[:total])
     if values.min() < 0 or values.max() >= 1 << 31:
-        raise DataError("the lengths of a page's prefixes are damaged")
+        raise DataError(_DAMAGED)
     return int(values.sum())
 
 
@@ -109,14 +110,14 @@ def _steps(
     size = block_size // num_parts
     found, count = [], 0
     while count < total:
-        least, at = _signed(data, at)
+        least, at = _length(data, at)
         widths = [data[at + part] for part in range(num_parts)]
         at += num_parts
         for width in widths:
             if count >= total:
                 break
             if width > _MAX_WIDTH_BITS:
-                raise DataError("the lengths of a page's prefixes are damaged")
+                raise DataError(_DAMAGED)
             packed = np.frombuffer(data, np.uint8, width * size // 8, at)
             bits = np.unpackbits(packed, bitorder="little").reshape(size, width)
             found.append(least + bits @ (1 << np.arange(width, dtype=np.int64)))
@@ -125,19 +126,9 @@ def _steps(
     return found
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for place in range(_MAX_VARINT_BYTES):
-        byte = data[at + place]
-        number |= (byte & 127) << (7 * place)
-        if byte < 128:
-            return number, at + place + 1
-    raise DataError("the lengths of a page's prefixes are damaged")
-
-
-def _signed(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _varint(data, at)
-    value = (number >> 1) ^ -(number & 1)
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Read a length or a difference of two, and return the offset behind it."""
+    value, at = signed(data, at)
     if abs(value) >= 1 << 31:
-        raise DataError("the lengths of a page's prefixes are damaged")
+        raise DataError(_DAMAGED)
     return value, at

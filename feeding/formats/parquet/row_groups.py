@@ -26,6 +26,7 @@ from feeding.errors import DataError
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import RangeReader
 from feeding.filesystem.local import LocalReader
+from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.parquet.footer import ColumnChunk, Footer, ParquetLimits
 from feeding.formats.parquet.page_headers import PageFacts, check_pages
 from feeding.formats.parquet.prefixed_text import decoded_bytes
@@ -108,24 +109,16 @@ class RowGroupReader:
         footer: its footer.
         paths: names of the columns to decode.
         limits: bound row groups and pages.
-        config: size and number of the ranges in flight.
     """
 
     def __init__(
-        self,
-        file: RangeReader,
-        footer: Footer,
-        paths: Sequence[str],
-        *,
-        limits: ParquetLimits,
-        config: FileSystemConfig,
+        self, file: RangeReader, footer: Footer, paths: Sequence[str], limits: ParquetLimits
     ) -> None:
         self._file = file
         self._footer = footer
         self._paths = list(paths)
         self._leaves = footer.leaves(self._paths)
         self._limits = limits
-        self._config = config
 
     def fetch(self, group: int) -> Fetched:
         """Start to fetch a row group.
@@ -134,7 +127,7 @@ class RowGroupReader:
             DataError: its columns have impossible ranges, or exceed the limits.
         """
         chunks = self._footer.chunks(group, self._leaves, self._limits)
-        return Fetched(self._file, group, chunks, self._config)
+        return Fetched(self._file, group, chunks)
 
     def batches(self, fetched: Fetched, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a row group.
@@ -276,12 +269,9 @@ class Fetched:
         file: the file; closed by the caller.
         group: index of the row group.
         chunks: byte ranges of its columns.
-        config: size and number of the ranges in flight.
     """
 
-    def __init__(
-        self, file: RangeReader, group: int, chunks: Sequence[ColumnChunk], config: FileSystemConfig
-    ) -> None:
+    def __init__(self, file: RangeReader, group: int, chunks: Sequence[ColumnChunk]) -> None:
         self.group = group
         self.chunks = chunks
         self._file = file
@@ -290,7 +280,7 @@ class Fetched:
         self._ahead: Future[list[tuple[int, bytearray]]] | None = None
         if not isinstance(file, LocalReader):
             self._ahead = Future()
-            work = (file, self._spans, config, self._ahead, self._is_dropped)
+            work = (file, self._spans, DEFAULTS, self._ahead, self._is_dropped)
             threading.Thread(target=_fetch, args=work, name="row-group", daemon=True).start()
 
     def __del__(self) -> None:

@@ -20,7 +20,6 @@ from feeding.columnar.schema import Schema
 from feeding.config import MIB
 from feeding.errors import DataError
 from feeding.filesystem.interface import Path, RangeReader
-from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.parquet.footer import (
     ColumnChunk,
     Footer,
@@ -166,8 +165,7 @@ class ParquetSource:
         self._bad.skip(path, group + 1, error)
 
     def _reader(self, opened: RangeReader, paths: Sequence[str]) -> RowGroupReader:
-        footer = self._footers.footer(opened)
-        return RowGroupReader(opened, footer, paths, limits=self._limits, config=DEFAULTS)
+        return RowGroupReader(opened, self._footers.footer(opened), paths, self._limits)
 
     def _wanted(self, plan: ParquetPlan, footer: Footer) -> tuple[tuple[int, ...], int]:
         """Return the rows of each row group, 0 for those that are not read, and their most bytes.

@@ -1,6 +1,6 @@
 """Thrift's compact protocol: the fields of a struct, as Parquet footers and page headers use it.
 
-Covers: struct, Items.
+Covers: struct, Items, and its integers of varying length.
 Does not: know what a field means (page_headers, column_metadata).
 Threads: any; pure.
 Source: Thrift compact protocol specification.
@@ -57,17 +57,17 @@ def struct(data: bytes, at: int, depth: int = 0) -> tuple[Fields, int]:
         if head >> 4:
             number += head >> 4
         else:
-            number, at = _signed(data, at)
+            number, at = signed(data, at)
         if number in fields:  # readers differ in which one they take
             raise DataError(f"its metadata holds field {number} of a struct twice")
         if kind in _INTEGERS:
-            fields[number], at = _signed(data, at)
+            fields[number], at = signed(data, at)
         elif kind == STRUCT:
             if depth == _MAX_DEPTH:
                 raise DataError("a struct of its metadata is nested too deep")
             fields[number], at = struct(data, at, depth + 1)
         elif kind == BINARY:
-            length, at = _varint(data, at)
+            length, at = varint(data, at)
             at += length
         elif kind == _LIST:
             fields[number], at = _list(data, at, depth)
@@ -84,7 +84,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
     kind, count = head & 15, head >> 4
     at += 1
     if count == _MANY_ITEMS:
-        count, at = _varint(data, at)
+        count, at = varint(data, at)
     structs: list[Fields] = []
     for _ in range(count):
         _ = data[at]  # a longer list than the data ends here
@@ -94,9 +94,9 @@ def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
             found, at = struct(data, at, depth + 1)
             structs.append(found)
         elif kind in _INTEGERS:
-            _, at = _varint(data, at)
+            _, at = varint(data, at)
         elif kind == BINARY:
-            length, at = _varint(data, at)
+            length, at = varint(data, at)
             at += length
         elif kind in _SIZES:
             at += _SIZES[kind] or 1  # a boolean of a list is a byte
@@ -105,12 +105,14 @@ def _list(data: bytes, at: int, depth: int) -> tuple[Items, int]:
     return Items(kind, structs, count), at
 
 
-def _signed(data: bytes, at: int) -> tuple[int, int]:
-    found, at = _varint(data, at)
+def signed(data: bytes, at: int) -> tuple[int, int]:
+    """Read an integer in zigzag form; return it, and the offset behind it; raises as struct."""
+    found, at = varint(data, at)
     return (found >> 1) ^ -(found & 1), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read an integer of 7 bits a byte; return it, and the offset behind it; raises as struct."""
     byte = data[at]
     if byte < 128:
         return byte, at + 1

@@ -8,16 +8,17 @@ Memory: one block, or one line that is longer.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip as gzip_format
 import io
 import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
-from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.config import MIB, check_count
+from feeding.errors import DataError
 from feeding.filesystem.readahead import ReadAhead
 from feeding.reading.gzip_bound import beyond_ratio
 from rpc.field_texts import with_field_texts
@@ -37,9 +38,7 @@ class LineLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_line_bytes", "max_gzip_ratio", "block_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r}")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,27 @@ class LineBlock:
         """Where the block begins, for messages."""
         return f"byte {self.first_byte}" if self.first_line is None else f"line {self.first_line}"
 
-    def halves(self) -> tuple[LineBlock, LineBlock] | None:
+    def part(self, first: int, last: int) -> Self:
+        """Return the lines between two offsets of the block.
+
+        Args:
+            first: where a line begins.
+            last: where one ends.
+        """
+        line = self.first_line
+        if line is not None:
+            line += self.data.count(b"\n", 0, first)
+        return dataclasses.replace(
+            self, data=self.data[first:last], first_byte=self.first_byte + first, first_line=line
+        )
+
+    def halves(self) -> tuple[Self, Self] | None:
         """Return the lines as two blocks; None if there is only one."""
         middle = self.data.rfind(b"\n", 0, len(self.data) // 2) + 1
         middle = middle or self.data.find(b"\n") + 1
         if not 0 < middle < len(self.data):
             return None
-        head, tail = self.data[:middle], self.data[middle:]
-        line = None if self.first_line is None else self.first_line + head.count(b"\n")
-        return (
-            LineBlock(head, self.first_byte, self.first_line),
-            LineBlock(tail, self.first_byte + middle, line),
-        )
+        return self.part(0, middle), self.part(middle, len(self.data))
 
 
 class LineReader:
@@ -94,13 +102,13 @@ class LineReader:
         name: str,
         *,
         span: tuple[int, int | None] = (0, None),
-        limits: LineLimits | None = None,
+        limits: LineLimits,
     ) -> None:
         self._file = file
         self._name = name
         self._start = span[0]
         self._stop = sys.maxsize if span[1] is None else span[1]
-        self._limits = limits or LineLimits()
+        self._limits = limits
 
     def blocks(self) -> Iterator[LineBlock]:
         """Yield the lines, some at a time.

@@ -76,11 +76,7 @@ class RowLines:
             stop: number of the row after the last.
         """
         first = self._end_of(block, start) if start else 0
-        last = self._end_of(block, stop)
-        line = block.first_line
-        if line is not None:
-            line += block.data.count(b"\n", 0, first)
-        return LineBlock(block.data[first:last], block.first_byte + first, line)
+        return block.part(first, self._end_of(block, stop))
 
     def _end_of(self, block: LineBlock, num_rows: int) -> int:
         data, begin, phase = self._opened(block)

@@ -17,13 +17,13 @@ import numpy as np
 from feeding.columnar.ops import Columns, num_rows
 from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import DataError
-from feeding.filesystem.interface import FileStatus, Path, RangeReader
+from feeding.filesystem.interface import Path, RangeReader
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import DEFAULTS
 from feeding.formats.text.lines import GzipBytes, LineBlock, LineLimits, LineReader
 from feeding.formats.text.row_index import RowLines
 from feeding.reading.bad_records import BadData
-from feeding.reading.discover import GZIP_NAMES, data_files, is_gzip
+from feeding.reading.discover import data_files, is_gzip, is_plain
 from feeding.reading.listed import open_listed
 from feeding.reading.partitions import PartitionColumn, partition_columns
 from feeding.reading.row_counts import PieceRows
@@ -81,8 +81,7 @@ class LineSource:
         self.bad = bad or BadData()
         self._lines = lines
         self._limits = limits or LineLimits()
-        self._can_split = can_split
-        self.listed = data_files(paths, is_splittable=self._is_splittable)
+        self.listed = data_files(paths, is_splittable=is_plain if can_split else lambda _: False)
         self._by_path = {file.path: file for file in self.listed}
         self.directories: dict[str, PartitionColumn] = (
             partition_columns(self.listed) if partitions else {}
@@ -214,9 +213,6 @@ class LineSource:
             return
         for half in halves:
             yield from self._parsed(half, path, parse)
-
-    def _is_splittable(self, status: FileStatus) -> bool:
-        return self._can_split and not status.path.endswith(GZIP_NAMES)
 
 
 class TextSource(LineSource):

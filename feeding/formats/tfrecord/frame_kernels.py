@@ -178,19 +178,18 @@ def scan(
 
 
 @kernel
-def find_record(buffer: Array, start: int, stop: int, max_record_bytes: int) -> Any:
-    """Find the first frame in buffer[start:stop], by a length whose CRC is right.
+def find_record(buffer: Array, stop: int, max_record_bytes: int) -> Any:
+    """Find the first frame in buffer[:stop], by a length whose CRC is right.
 
     Args:
         buffer: uint8.
-        start: first byte.
         stop: end, excluded.
         max_record_bytes: larger lengths do not count.
 
     Returns:
         (its offset, its length); (-1, 0) if there is none.
     """
-    for at in range(start, stop - FRAME_HEAD + 1):
+    for at in range(stop - FRAME_HEAD + 1):
         length = word_at(buffer, at)
         if length <= np.uint64(max_record_bytes) and (
             masked_crc(buffer, at, at + 8) == _stored(buffer, at + 8)

@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 
 from feeding.columnar.chunk import Array
-from feeding.config import MIB
-from feeding.errors import DataError, FeedSettingsError
+from feeding.config import MIB, check_count
+from feeding.errors import DataError
 from feeding.formats.tfrecord import frame_kernels
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import is_gzip
@@ -46,15 +46,9 @@ class RecordLimits:
     CPU's cache is fastest."""
 
     def __post_init__(self) -> None:
-        least = {
-            "max_record_bytes": 1,
-            "max_gzip_ratio": 1,
-            "block_bytes": frame_kernels.FRAME_HEAD,
-        }
-        for name, at_least in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-                raise FeedSettingsError(f"{name} must be an int >= {at_least}, got {value!r}")
+        check_count("max_record_bytes", self.max_record_bytes)
+        check_count("max_gzip_ratio", self.max_gzip_ratio)
+        check_count("block_bytes", self.block_bytes, frame_kernels.FRAME_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +94,15 @@ class RecordReader:
     ranges return every record once, unless records hold whole TFRecord files themselves. The reader
     finds the next record after damaged bytes in the same way.
 
+    A compressed file is known by its first bytes: a range from 0 on reads it to its end, and no
+    other range can be read.
+
     Args:
         file: the file's bytes from `span[0]` on; the caller closes it.
         name: for messages.
         span: first byte of the range, and its end, excluded; None: the file's end.
         limits: bound records and compression.
         bad: policy for damaged records.
-        gzip: whether the file is compressed; None: detect it. A compressed file is read to its end,
-            whatever the range.
     """
 
     def __init__(
@@ -118,25 +113,21 @@ class RecordReader:
         span: tuple[int, int | None] = (0, None),
         limits: RecordLimits | None = None,
         bad: BadData | None = None,
-        gzip: bool | None = None,
     ) -> None:
-        if span[0] and gzip:
-            raise FeedSettingsError(
-                f"{name} is compressed: it cannot be read from byte {span[0]} on"
-            )
         self._name = name
         self._stop = sys.maxsize if span[1] is None else span[1]
         self._limits = limits or RecordLimits()
         self._bad = bad or BadData()
         self._file = _Source(file)
-        self._gzip = False if span[0] else gzip
+        self._is_gzip = False
         self._buffer = np.empty(self._limits.block_bytes, np.uint8)
         self._filled = 0
         self._file_at = span[0]
         """Offset of the buffer in the (decompressed) file."""
         self._is_lost = span[0] > 0
         """Whether the reader has to search for the next record."""
-        self._num_records = 0
+        self.num_records = 0
+        """Records found so far, damaged ones included."""
         self._is_over = False
         self._damage = ""
         """Why the rest of the file cannot be read."""
@@ -159,12 +150,7 @@ class RecordReader:
         """
         for _ in self._blocks(checks_data=False):
             pass
-        return self._num_records
-
-    @property
-    def num_records(self) -> int:
-        """Records found so far, damaged ones included."""
-        return self._num_records
+        return self.num_records
 
     def _blocks(self, *, checks_data: bool) -> Iterator[RecordBlock]:
         source = self._open()
@@ -185,7 +171,7 @@ class RecordReader:
             if count:
                 is_large = len(self._buffer) > _KEPT_BYTES
                 yield self._block(starts[:count], lengths[:count], at if is_large else None)
-                self._num_records += count
+                self.num_records += count
                 at = 0 if is_large else at
             at = self._after_fault(at, fault, length)
             self._keep_from(at)
@@ -197,7 +183,7 @@ class RecordReader:
 
     def _block(self, starts: Array, lengths: Array, taken: int | None) -> RecordBlock:
         """Return records as a block; of `taken` bytes, it takes the buffer over."""
-        block = RecordBlock(self._buffer, starts, lengths, self._num_records, self._file_at)
+        block = RecordBlock(self._buffer, starts, lengths, self.num_records, self._file_at)
         if taken is not None:
             left = self._buffer[taken : self._filled]
             self._buffer = np.empty(max(len(left), self._limits.block_bytes), np.uint8)
@@ -226,9 +212,8 @@ class RecordReader:
 
     def _search(self, at_end: bool) -> None:
         """Search for the next record."""
-        at, _ = frame_kernels.find_record(
-            self._buffer, 0, self._filled, self._limits.max_record_bytes
-        )
+        limit = self._limits.max_record_bytes
+        at, _ = frame_kernels.find_record(self._buffer, self._filled, limit)
         self._is_lost = at < 0
         if at >= 0:
             self._keep_from(at)
@@ -237,12 +222,9 @@ class RecordReader:
         self._is_over = at_end
 
     def _open(self) -> BinaryIO:
-        if self._gzip is None:
-            self._gzip = is_compressed(self._file.peek(frame_kernels.FRAME_HEAD))
-        if self._gzip:
-            self._stop = sys.maxsize
-        else:
+        if self._file_at or not is_compressed(self._file.peek(frame_kernels.FRAME_HEAD)):
             return self._file  # type: ignore[return-value]  # it reads into buffers
+        self._is_gzip, self._stop = True, sys.maxsize
         return gzip_format.GzipFile(fileobj=self._file)  # type: ignore[return-value]  # so does it
 
     def _fill(self, source: BinaryIO) -> bool:
@@ -257,7 +239,7 @@ class RecordReader:
             if not count:
                 return True
             self._filled += count
-            if self._gzip and self._is_bomb():
+            if self._is_gzip and self._is_bomb():
                 return True
         return False
 
@@ -273,7 +255,7 @@ class RecordReader:
             return at
         if fault == frame_kernels.BAD_DATA:
             self._skip(at, f"its CRC does not match its {length} bytes")
-            self._num_records += 1
+            self.num_records += 1
             return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
         if fault == frame_kernels.TOO_LONG:
             limit = self._limits.max_record_bytes
@@ -305,12 +287,12 @@ class RecordReader:
     def _lose(self, at: int, reason: str) -> None:
         """Report a record whose end is not known."""
         self._skip(at, reason)
-        self._num_records += 1
+        self.num_records += 1
         self._is_lost = True
 
     def _skip(self, at: int, reason: str) -> None:
         byte = self._file_at + at
-        error = DataError(f"{self._name}: record {self._num_records} at byte {byte}: {reason}")
+        error = DataError(f"{self._name}: record {self.num_records} at byte {byte}: {reason}")
         self._bad.skip(self._name, byte, error)
 
 

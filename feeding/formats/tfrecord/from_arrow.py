@@ -74,7 +74,8 @@ def framed(records: pa.Array) -> Array:
         RowError: a value is null.
     """
     if records.null_count:
-        raise RowError(f"row {_first_null(records)} of a batch holds no record, but null")
+        row = records.is_null().index(True).as_py()
+        raise RowError(f"row {row} of a batch holds no record, but null")
     ends, data = _strings(records)
     lengths = np.diff(ends).astype(np.int64)
     out, starts = _room(lengths)
@@ -165,7 +166,3 @@ def _room(lengths: Array) -> tuple[Array, Array]:
     ends = np.cumsum(lengths + _FRAME_BYTES)
     starts = ends - lengths - frame_kernels.FRAME_FOOT
     return np.empty(int(ends[-1]) if len(ends) else 0, np.uint8), starts
-
-
-def _first_null(array: pa.Array) -> int:
-    return int(array.is_null().to_numpy(zero_copy_only=False).argmax())

@@ -177,15 +177,15 @@ def _shape(seen: FeatureSurvey) -> tuple[int, ...] | None:
 
 def _names(record: bytes, number: int) -> Iterator[str]:
     try:
-        for features in _contents(record, 1):
-            for entry in _contents(features, 1):
-                yield b"".join(_contents(entry, 1)).decode()
+        for features in _contents(record):
+            for entry in _contents(features):
+                yield b"".join(_contents(entry)).decode()
     except (ValueError, IndexError) as error:
         raise DataError(f"record {number} is not a tf.Example: {error}") from None
 
 
-def _contents(message: bytes, number: int) -> Iterator[bytes]:
-    """Yield the contents of a message's length-delimited fields of one number."""
+def _contents(message: bytes) -> Iterator[bytes]:
+    """Yield the contents of a message's length-delimited fields of number 1."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -195,7 +195,7 @@ def _contents(message: bytes, number: int) -> Iterator[bytes]:
         length, at = _read_varint(message, at)
         if length > len(message) - at:
             raise ValueError(f"a field of {length} bytes, {len(message) - at} are left")
-        if tag >> 3 == number:
+        if tag >> 3 == 1:
             yield message[at : at + length]
         at += length
 

@@ -27,24 +27,6 @@ from feeding.reading.listed import open_listed
 from feeding.reading.splits import SourceFile, Split
 
 
-def record_blocks(
-    split: Split, listed: SourceFile, bad: BadData, limits: RecordLimits | None
-) -> Iterator[RecordBlock]:
-    """Yield the records of a range, in blocks; see RecordReader.blocks.
-
-    Args:
-        split: its range.
-        listed: the whole file.
-        bad: policy for damaged records.
-        limits: bound records and compression.
-
-    Raises:
-        DataError, FileChanged, OSError: as opened_records.
-    """
-    with opened_records(split, listed, bad, limits) as reader:
-        yield from reader.blocks()
-
-
 @contextlib.contextmanager
 def opened_records(
     split: Split,

@@ -20,7 +20,7 @@ from feeding.filesystem.interface import Path
 from feeding.formats.tfrecord.example import ExampleDecoder, Feature
 from feeding.formats.tfrecord.framing import RecordBlock, RecordLimits, RecordReader
 from feeding.formats.tfrecord.infer import infer_features
-from feeding.formats.tfrecord.records import opened_records, record_blocks
+from feeding.formats.tfrecord.records import opened_records
 from feeding.reading.bad_records import BadData
 from feeding.reading.discover import data_files, is_plain
 from feeding.reading.partitions import PartitionColumn, partition_columns, refuse_both
@@ -90,9 +90,9 @@ class TFRecordSource:
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
-        blocks = record_blocks(split, self._by_path[split.path], self._bad, self._limits)
-        # map holds no block while its columns are used, as a loop's variable would.
-        yield from map(functools.partial(self._columns, path=split.path), blocks)
+        with self._opened(split) as reader:
+            # map holds no block while its columns are used, as a loop's variable would.
+            yield from map(functools.partial(self._columns, path=split.path), reader.blocks())
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable; counts all records, damaged ones included."""

@@ -35,7 +35,7 @@ from feeding.formats.tfrecord.framing import RecordLimits, RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
 from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.discover import data_files, is_plain
-from feeding.reading.splits import Split, share
+from feeding.reading.splits import Split, shares
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -171,8 +171,8 @@ def test_a_file_that_was_replaced_before_its_end_is_refused_when_it_was_read(tol
     Told.stored["bucket/a"] = NEW
     with pytest.raises(FileChanged, match=text), reader:
         assert reader.read_range(3, 3) == NEW[3:6]
-    ahead = ReadAhead(files.open(told), FileSystemConfig(), begin=2, end=5)
-    assert ahead.read() == NEW[2:5]
+    ahead = ReadAhead(files.open(told), FileSystemConfig(range_bytes=3), begin=2, ahead_until=2)
+    assert ahead.read(1) == NEW[2:3]
     Told.stored["bucket/a"] = OLD
     with pytest.raises(FileChanged, match=text), ahead:
         pass
@@ -326,6 +326,24 @@ def test_a_range_of_a_file_is_fetched_with_little_of_what_lies_behind_it(small_r
     assert fetched_bytes() <= size + 300
 
 
+def test_records_that_do_not_fit_because_their_file_was_replaced_are_not_called_damaged(
+    small_ranges, monkeypatch
+):
+    monkeypatch.setattr(Told, "told", staticmethod(lambda data: {"ETag": str(hash(data))}))
+    path, before = "told://bucket/r", Told.stored["bucket/r"]
+    source = TFRecordSource(path, {"n": Feature("int64", ())}, limits=RecordLimits(block_bytes=50))
+    rows = source.read(Split(path, 0, len(before)))
+    next(rows)
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for number in range(RECORDS):
+        writer.write(encode_example({"m": number}))
+    assert len(file.getvalue()) == len(before)
+    Told.stored["bucket/r"] = file.getvalue()
+    with pytest.raises(FileChanged, match="was replaced while it was read"):
+        list(rows)
+
+
 @pytest.fixture
 def asked(monkeypatch) -> Iterator[Counter[str]]:
     """How often a package was asked by each call; its tree has 20 directories."""
@@ -441,7 +459,7 @@ def page(monkeypatch) -> str:
 def test_files_of_a_listing_without_sizes_are_read(page):
     source = TextSource(f"{page}/*.txt")
     assert [each.size_bytes for each in source.files()] == [4, 4]
-    rows: list[Any] = [c[0] for split in share(source.files(), 0, 1) for c in source.read(split)]
+    rows: list[Any] = [c[0] for split in shares(source.files(), 1)[0] for c in source.read(split)]
     assert sum(map(len, rows)) == 2
 
 

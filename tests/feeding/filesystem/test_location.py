@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from feeding.errors import PathError
-from feeding.filesystem.globbing import alternatives, component, expand
-from feeding.filesystem.interface import FileStatus
-from feeding.filesystem.location import Location, parse
+from feeding.filesystem.globbing import alternatives, component, glob
+from feeding.filesystem.interface import FileStatus, Path
+from feeding.filesystem.local import LocalFileSystem
+from feeding.filesystem.location import parse
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY, PATHS_THAT_LEAD_ASTRAY
 
 
@@ -128,15 +129,16 @@ def test_only_directories_on_the_way_are_listed():
     tree = {"/": ["data", "other"], "/data": ["a", "b"], "/data/a": ["1.rec"], "/data/b": []}
     listed = []
 
-    def listing(location: Location) -> list[FileStatus]:
-        listed.append(location.path)
-        below = location.path.rstrip("/")
-        return [
-            FileStatus(f"{below}/{name}", 0, f"{below}/{name}" in tree, 0)
-            for name in tree.get(location.path, [])
-        ]
+    class Tree(LocalFileSystem):
+        def entries(self, directory: Path) -> list[FileStatus]:
+            listed.append(directory)
+            below = str(directory).rstrip("/")
+            return [
+                FileStatus(f"{below}/{name}", 0, f"{below}/{name}" in tree, 0)
+                for name in tree.get(str(directory), [])
+            ]
 
-    found = expand(parse("/data/*/*.rec"), listing, lambda _: None)
+    found = glob(Tree(), parse("/data/*/*.rec"))
     assert [status.path for status in found] == ["/data/a/1.rec"]
     assert listed == ["/data", "/data/a", "/data/b"]
 

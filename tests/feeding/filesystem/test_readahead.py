@@ -65,9 +65,9 @@ def test_so_many_ranges_are_under_way_and_no_more(watched):
 
 
 def test_ranges_are_whole_multiples_but_for_the_first_and_last(watched):
-    with ReadAhead(watched, CONFIG, begin=130, end=420) as file:
-        assert len(file.read()) == 290
-    assert watched.begun == [(130, 70), (200, 100), (300, 100), (400, 20)]
+    with ReadAhead(watched, FileSystemConfig(range_bytes=300), begin=130) as file:
+        assert len(file.read()) == 870
+    assert watched.begun == [(130, 170), (300, 300), (600, 300), (900, 100)]
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_closing_closes_the_file_and_reading_on_is_refused(watched):
         watched.read_range(0, 1)
 
 
-@pytest.mark.parametrize(("begin", "end"), [(-1, None), (5, 4), (0, 1001), (1001, None)])
-def test_bytes_that_the_file_does_not_have_are_refused(watched, begin, end):
-    with pytest.raises(ValueError, match="which has 1000"):
-        ReadAhead(watched, CONFIG, begin=begin, end=end)
+@pytest.mark.parametrize("begin", [-1, 1001])
+def test_a_byte_that_the_file_does_not_have_is_refused(watched, begin):
+    with pytest.raises(ValueError, match="which has 1000 bytes"):
+        ReadAhead(watched, CONFIG, begin=begin)
     watched.close()
 
 
 def test_a_file_of_this_host_is_read_in_place_and_then_range_by_range(watched, tmp_path):
-    with ReadAhead(LocalReader(tmp_path / "file"), CONFIG, begin=5, end=555) as file:
-        block = bytearray(95)
-        assert file.readinto(block) == 95
-        assert [len(part) for part in file.ranges()] == [100, 100, 100, 100, 55]
-        assert file.tell() == 555
+    with ReadAhead(LocalReader(tmp_path / "file"), CONFIG, begin=445) as file:
+        block = bytearray(55)
+        assert file.readinto(block) == 55
+        assert [len(part) for part in file.ranges()] == [100] * 5
+        assert file.tell() == 1000
         assert file.readinto(block) == 0
     watched.close()
 

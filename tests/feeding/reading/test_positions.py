@@ -334,12 +334,18 @@ def test_a_file_that_gains_a_version_makes_versions_that_are_not_compared():
 def test_files_are_put_in_order_once_for_all_workers(monkeypatch, num_workers):
     pieces_of, asked = splits.byte_pieces, Counter[str]()
 
-    def counted(file: SourceFile, *more: int) -> list[Split]:
+    def counted(file: SourceFile) -> list[Split]:
         asked[file.path] += 1
-        return pieces_of(file, *more)
+        return pieces_of(file)
 
     monkeypatch.setattr(splits, "byte_pieces", counted)
     files = [SourceFile(f"f{number}", 1000, False) for number in range(100)]
     stop = tuple(EpochPosition(2, front=Front(((0, 5),), 1)) for _ in range(num_workers))
     work_of(files, 0, num_workers, seed=1, epoch=2, stops=[stop])
     assert set(asked.values()) == {1}
+
+
+@pytest.mark.parametrize("stops", [(), [(EpochPosition(2, front=Front(((0, 5),), 1)),)]])
+def test_a_worker_that_is_not_there_is_refused(stops):
+    with pytest.raises(FeedSettingsError, match="worker must be 0 to 1, got 2"):
+        work_of([SourceFile("f", 1000)], 2, 2, seed=1, epoch=2, stops=stops)

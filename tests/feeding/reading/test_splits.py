@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeding.errors import FeedSettingsError
-from feeding.reading.splits import PIECE_BYTES, SourceFile, Split, deal_beside, share, shares
+from feeding.reading import splits
+from feeding.reading.splits import PIECE_BYTES, SourceFile, Split, deal_beside, shares
 
 FILES = st.lists(
     st.tuples(st.integers(0, 500), st.booleans()).map(lambda each: each), max_size=8
@@ -19,10 +20,9 @@ FILES = st.lists(
 
 @given(FILES, st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(0, 3))
 def test_every_byte_is_dealt_once(files, num_workers, seed, epoch):
-    dealt = [
-        share(files, worker, num_workers, seed=seed, epoch=epoch, piece_bytes=40)
-        for worker in range(num_workers)
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "PIECE_BYTES", 40)
+        dealt = shares(files, num_workers, seed=seed, epoch=epoch)
     for file in files:
         spans = sorted((s.start, s.stop) for each in dealt for s in each if s.path == file.path)
         assert [start for start, _ in spans] == [0, *[stop for _, stop in spans[:-1]]] or not spans
@@ -44,9 +44,7 @@ COUNTED = st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=6).map(
     COUNTED, st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(0, 3), st.integers(1, 9)
 )
 def test_counted_rows_are_dealt_once_and_evenly(files, num_workers, seed, epoch, batch_size):
-    dealt = [
-        share(files, worker, num_workers, seed=seed, epoch=epoch) for worker in range(num_workers)
-    ]
+    dealt = shares(files, num_workers, seed=seed, epoch=epoch)
     rows = [
         [(s.path, s.piece, row) for s in each for row in range(s.start, s.stop)] for each in dealt
     ]
@@ -69,29 +67,23 @@ def test_counted_rows_are_dealt_once_and_evenly(files, num_workers, seed, epoch,
 def test_files_of_both_kinds_are_refused():
     files = [SourceFile("a", 10), SourceFile("b", 10, piece_rows=(3,))]
     with pytest.raises(FeedSettingsError, match="rows of b are known, those of a are not"):
-        share(files, 0, 1)
+        shares(files, 1)
 
 
 def test_order_is_by_path_or_by_seed_and_epoch():
     files = [SourceFile(f"f{number}", 100) for number in range(20)]
-    plain = share(files[::-1], 0, 1)
+    (plain,) = shares(files[::-1], 1)
     assert [each.path for each in plain] == sorted(file.path for file in files)
-    orders = [share(files, 0, 1, seed=5, epoch=epoch) for epoch in range(3)]
+    orders = [shares(files, 1, seed=5, epoch=epoch) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
-    assert share(files[::-1], 0, 1, seed=5, epoch=1) == orders[1]
-    assert share(files, 0, 1, seed=6, epoch=1) != orders[1]
+    assert shares(files[::-1], 1, seed=5, epoch=1) == orders[1]
+    assert shares(files, 1, seed=6, epoch=1) != orders[1]
 
 
 def test_one_worker_reads_a_file_in_one_go():
-    (whole,) = share([SourceFile("f", 1000)], 0, 1, piece_bytes=10)
-    assert (whole.start, whole.stop) == (0, 1000)
-
-
-def test_impossible_shares_are_refused():
-    with pytest.raises(FeedSettingsError, match="worker must be 0 to 1, got 2"):
-        share([], 2, 2)
-    with pytest.raises(FeedSettingsError, match="piece_bytes"):
-        share([], 0, 1, piece_bytes=0)
+    size = 5 * PIECE_BYTES
+    ((whole,),) = shares([SourceFile("f", size)], 1)
+    assert (whole.start, whole.stop) == (0, size)
 
 
 @pytest.mark.parametrize(

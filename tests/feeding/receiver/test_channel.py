@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from feeding.config import FeedConfig
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
 from feeding.protocol.messages import Fetch, Hello, Put, Recall, Request, Wait, encode
@@ -64,6 +65,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
             assert worker.channel.wait_flushed("input", epoch, 10.0)
         worker.channel.finish("input")
         epochs = reading.result()
+        assert len(epochs) == 2
         for epoch, batches in enumerate(epochs):
             assert [b.num_rows for b in batches] == [10] * 9 + [9]
             x, y = (np.concatenate([b.nest()[i] for b in batches]) for i in (0, 1))
@@ -71,7 +73,7 @@ def test_rows_come_out_once_in_full_batches_across_partitions(transport):
             assert set(y) == {epoch}
         stats = worker.channel.stats("input")
         assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (198, 198, 0)
-        assert (stats.epochs_done, stats.unread_bytes) == (2, 0)
+        assert stats.unread_bytes == 0
 
 
 def test_two_workers_read_what_three_tasks_feed_and_nothing_is_lost():
@@ -255,8 +257,8 @@ def test_validation_of_an_epoch_that_a_terminated_feed_has_trained_in_part_is_re
         feed.terminate()
         validating(worker)
         worker.channel.finish("validation")
-        (epoch,) = read_epochs(worker, 5, feed="validation").result()
-        assert epoch[0].nest().tolist() == ["a"]
+        epochs = read_epochs(worker, 5, feed="validation").result()
+        assert [epoch[0].nest().tolist() for epoch in epochs] == [["a"]]
 
 
 def test_a_feed_tells_whether_it_was_terminated_or_all_of_them_ended():
@@ -372,8 +374,9 @@ def test_closing_releases_feeders_and_consumers():
 
 
 def test_a_consumer_does_not_wait_for_ever():
-    with workers(1) as (worker,), pytest.raises(FeedTimeout, match=r"brought no rows in 0\.05 s"):
-        worker.channel.take("input", 0.05)
+    channel = FeedChannel(FeedConfig(starve_timeout_s=0.05))
+    with pytest.raises(FeedTimeout, match=r"brought no rows in 0\.05 s"):
+        channel.take("input")
 
 
 def test_a_row_that_does_not_fit_fails_the_feeder_and_nobody_else():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from feeding.columnar.batch import Batch, EpochEnd
+from feeding.columnar.batch import Batch, EpochEnd, FeedEnd
 from feeding.errors import FeedTimeout
 from feeding.receiver.batch_reader import BatchReader
 from tests.support.feed import CONFIG, WAIT_S, Background, eventually, feed_task, workers
@@ -42,7 +42,7 @@ def read_by_turns(worker, batch_size):
         reading = {feed: BatchReader(worker.channel, feed) for feed in FEEDS}
         while reading:
             for feed, reader in list(reading.items()):
-                item = reader.next_batch(batch_size, WAIT_S)
+                item = reader.next_batch(batch_size)
                 if isinstance(item, Batch):
                     rows[feed] += item.num_rows
                 else:
@@ -72,7 +72,7 @@ def test_a_full_feed_that_is_not_read_yet_leaves_room_for_the_other():
         feeding = feed_all([worker], "left", [400])
         reader = BatchReader(worker.channel, "left")
         rows = 0
-        while isinstance(item := reader.next_batch(16, WAIT_S), Batch):
+        while isinstance(item := reader.next_batch(16), Batch):
             rows += item.num_rows
         feeding.result()
         assert rows == 400
@@ -98,21 +98,20 @@ def test_validation_of_an_epoch_is_dropped_once_the_next_epoch_is_asked_for():
         list(feed_task([worker], config=SMALL, feed="input")(0, iter([1, 2])))
         channel.flush("input", 0, ("validation", 4))
         trained, validated = (BatchReader(channel, feed) for feed in ("input", "validation"))
-        assert num_rows(trained.next_batch(8, WAIT_S)) == 2
-        assert isinstance(trained.next_batch(8, WAIT_S), EpochEnd)
+        assert num_rows(trained.next_batch(8)) == 2
+        assert isinstance(trained.next_batch(8), EpochEnd)
 
         def feed():
             return list(feed_task([worker], 4, SMALL, feed="validation")(0, iter(WIDE)))
 
         feeding = Background(feed)
-        assert num_rows(validated.next_batch(8, WAIT_S)) == 8
+        assert num_rows(validated.next_batch(8)) == 8
         eventually(lambda: channel.stats("validation").unread_bytes > 500, "the feeder waits")
-        with pytest.raises(FeedTimeout):
-            trained.next_batch(8, 0.05)  # the next epoch: nothing has come of it yet
+        following = Background(lambda: trained.next_batch(8))  # nothing has come of it yet
         (report,) = feeding.result()
         channel.flush("validation", 4)
         read = 8
-        while isinstance(item := validated.next_batch(8, WAIT_S), Batch):
+        while isinstance(item := validated.next_batch(8), Batch):
             read += item.num_rows  # the rest of the chunk under way
         assert isinstance(item, EpochEnd)
         assert channel.wait_flushed("validation", 4, WAIT_S)
@@ -123,4 +122,6 @@ def test_validation_of_an_epoch_is_dropped_once_the_next_epoch_is_asked_for():
         # Later epochs are read as ever.
         list(feed_task([worker], 5, SMALL, feed="validation")(0, iter(WIDE[:5])))
         channel.flush("validation", 5)
-        assert num_rows(validated.next_batch(8, WAIT_S)) == 5
+        assert num_rows(validated.next_batch(8)) == 5
+        channel.finish("input")
+        assert isinstance(following.result(), FeedEnd)

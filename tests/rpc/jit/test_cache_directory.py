@@ -18,8 +18,6 @@ from rpc.jit.cache_directory import (
     why_unsafe,
 )
 
-OURS = (os.geteuid(), 0)
-
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
@@ -41,7 +39,7 @@ def test_the_configured_place_is_made_private_and_named_by_the_sources(
         os.umask(before)
     assert used == tmp_path / "deep" / "cache" / "kernels-digest"
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
-    assert why_unsafe(used, OURS) == ""
+    assert why_unsafe(used) == ""
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o000, 0o755), (0o002, 0o755), (0o077, 0o700)])
@@ -103,9 +101,9 @@ def test_a_place_of_or_below_another_users_directory_is_not_used(
     monkeypatch.setenv(CACHE_VARIABLE, str(root))
     monkeypatch.setattr(Path, "stat", stat_of)
     assert CacheDirectory(room, "digest").path() != planted
-    own = f"it is no directory of user {OURS[0]}"
+    own = f"it is no directory of user {os.geteuid()}"
     expected = own if theirs == planted else f"{theirs} belongs to user 4711"
-    assert expected in why_unsafe(planted, OURS)
+    assert expected in why_unsafe(planted)
 
 
 def test_a_link_is_not_followed(room: Path, tmp_path: Path, monkeypatch):
@@ -139,9 +137,9 @@ def test_a_path_through_a_link_is_not_safe_whatever_it_leads_to_now(tmp_path: Pa
     (tmp_path / "mine" / "cache").mkdir(parents=True, mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     through = tmp_path / "link" / "cache"
-    assert "is a symbolic link" in why_unsafe(through, OURS)
+    assert "is a symbolic link" in why_unsafe(through)
     assert real_path(through) == tmp_path / "mine" / "cache"
-    assert why_unsafe(real_path(through), OURS) == ""
+    assert why_unsafe(real_path(through)) == ""
 
 
 def test_beside_the_package_its_own_parents_are_trusted(tmp_path: Path, monkeypatch):
@@ -169,7 +167,7 @@ def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_pa
     assert used.parent == Path(tempfile.gettempdir())
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
     assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
-    assert why_unsafe(used, OURS) == ""
+    assert why_unsafe(used) == ""
 
 
 def test_where_everybody_may_write_the_packed_one_is_used_itself(

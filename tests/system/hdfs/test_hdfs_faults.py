@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from feeding.config import MIB
 from feeding.errors import FileChanged, StorageUnavailable
-from feeding.filesystem.config import MIB, FileSystemConfig
+from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import filesystem_for

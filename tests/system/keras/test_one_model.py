@@ -29,7 +29,7 @@ def test_a_second_model_is_refused_which_would_begin_with_the_first_ones_weights
     server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=1), credentials)
     server.bind_tcp("127.0.0.1")
     server.start()
-    roster = [RosterEntry(NodeId("ps", 0), 0, "h", "1", server.endpoint)]
+    roster = [RosterEntry(NodeId("ps", 0), 0, "h", server.endpoint)]
     with server:
         ctx = make_context(roster, node=CHIEF, num_ps=1, num_workers=1)
         with pytest.raises(NotCompiled):

@@ -58,9 +58,7 @@ def test_a_worker_that_does_not_come_is_named_with_the_call_that_it_owes(tmp_pat
         socket_dir=str(tmp_path),
         log_dir="",
     )
-    roster = [
-        RosterEntry(NodeId("worker", rank), rank, "h", "1", Endpoint("h", 1)) for rank in range(2)
-    ]
+    roster = [RosterEntry(NodeId("worker", rank), rank, "h", Endpoint("h", 1)) for rank in range(2)]
     ranks = Ranks(2, str(tmp_path))
     access = ServerAccess(
         spec,

@@ -204,7 +204,7 @@ def test_promised_executors_of_yarn_are_those_that_spark_keeps(conf, expected):
 def test_local_masters_use_loopback_and_others_the_drivers_host():
     assert _facts("local-cluster[3,1,1024]").driver_host == "127.0.0.1"
     remote = _facts("spark://h:7077", spark_driver_host="10.0.0.1")
-    assert (remote.driver_host, remote.bind_host, remote.loopback) == (
+    assert (remote.driver_host, remote.bind_host, remote.is_local) == (
         "10.0.0.1",
         "10.0.0.1",
         False,

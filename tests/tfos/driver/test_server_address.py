@@ -140,7 +140,7 @@ def test_a_cluster_with_servers_beside_the_driver_is_refused_before_it_has_a_nod
     spark = FakeSpark()
     monkeypatch.setenv("TFOS_SERVER_HOST", "192.0.2.99")
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
-    monkeypatch.setattr(SparkFacts, "loopback", False)
+    monkeypatch.setattr(SparkFacts, "is_local", False)
     with pytest.raises(SettingsError, match="driver_ps_nodes=True with TFOS_SERVER_HOST=192"):
         TFCluster.run(spark, print, None, 3, 1, driver_ps_nodes=True)
     spark.close()

@@ -208,11 +208,9 @@ def test_a_micro_batch_whose_lost_rows_cannot_be_fed_again_is_revoked_before_its
     played = Played()
     played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {})))
     played.lose("worker:2")
-    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    batch = MicroBatch(feed="input", query="q", batch_id=7, number=1, holds=True, saves=True)
     with pytest.raises(FeedJobError, match="is gone"):
-        jobs(played, fails).train_batch(
-            dataclasses.replace(REQUEST, batch=batch), batch, lambda: False
-        )
+        jobs(played, fails).train_batch(REQUEST, batch, lambda: False)
     left = messages.LeaveBatch("input", 1, in_part=True)
     ends = [messages.Flush("input", 0, rounds=number) for number in (0, 1)]
     assert played.batch_orders[1:] == [ends[0], left, ends[1]]
@@ -226,10 +224,8 @@ def test_the_chief_hears_that_a_batch_is_over_once_its_lost_rows_are_trained():
     played.lose("worker:2")
     played.reach("worker:0", 20)
     played.happens.append(("worker:0", messages.BatchReport("input", 1, True, {"q": 7})))
-    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
-    report = jobs(played, fed).train_batch(
-        dataclasses.replace(REQUEST, batch=batch), batch, lambda: False
-    )
+    batch = MicroBatch(feed="input", query="q", batch_id=7, number=1, holds=True, saves=True)
+    report = jobs(played, fed).train_batch(REQUEST, batch, lambda: False)
     assert report is not None
     assert (report.trained_rows, report.repeated_rows) == (ROWS, 10)
     ends = [messages.Flush("input", 0, rounds=number) for number in (0, 1)]
@@ -239,7 +235,7 @@ def test_the_chief_hears_that_a_batch_is_over_once_its_lost_rows_are_trained():
 def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
     played = Played()
     played.happens.append(("worker:0", messages.BatchReport("input", 1, False, {"q": 7})))
-    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
+    batch = MicroBatch(feed="input", query="q", batch_id=7, number=1, holds=True, saves=True)
     tasks: list[FeedTask] = []
 
     def feed(task: FeedTask) -> list[FeedReport]:
@@ -248,7 +244,7 @@ def test_a_micro_batch_that_the_chief_knows_as_trained_is_not_fed():
 
     made = jobs(played, feed)
     with contextlib.suppress(BatchKnown, FeedJobError):
-        made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+        made.train_batch(REQUEST, batch, lambda: False)
     assert tasks == []
     assert played.batch_orders[1:] == [messages.LeaveBatch("input", 1, in_part=False)]
     with made._calls.enter("input", lambda: False, 5.0) as call:
@@ -284,8 +280,8 @@ def test_epochs_count_to_those_that_train_has_fed_whole():
 
     played = GoesOn()
     made = jobs(played, feed)
-    batch = MicroBatch(query="q", batch_id=7, number=1, holds=True, saves=True)
-    made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    batch = MicroBatch(feed="input", query="q", batch_id=7, number=1, holds=True, saves=True)
+    made.train_batch(REQUEST, batch, lambda: False)
     made.train(REQUEST)
     with pytest.raises(FeedJobError):
         made.train(REQUEST)
@@ -658,8 +654,8 @@ def test_rows_of_a_micro_batch_that_nobody_trained_are_told(stop, said):
     told: list[str] = []
     made: Any = jobs(played, lambda task: [FeedReport(0, rows=30, dropped_rows=30)])
     made._console.warn = made._console.line = told.append
-    batch = MicroBatch(query="q", batch_id=7, number=1, holds=False, saves=False)
-    made.train_batch(dataclasses.replace(REQUEST, batch=batch), batch, lambda: False)
+    batch = MicroBatch(feed="input", query="q", batch_id=7, number=1, holds=False, saves=False)
+    made.train_batch(REQUEST, batch, lambda: False)
     (text,) = told
     assert said in text
 
@@ -806,7 +802,7 @@ def test_a_feed_that_was_terminated_is_no_warning_once_main_fun_has_returned():
         reports = feed(task)
         if task.epoch == 1:
             counts = (messages.EpochRowCounts(1, 10, 10),)
-            ended = messages.FeedSnapshot("input", 10, 10, 0, 0, 0.0, 2, 10, counts, True, True)
+            ended = messages.FeedSnapshot("input", 10, 10, 0, 0, 0.0, 10, counts, True, True)
             played.happens = [(f"worker:{rank}", messages.Done((ended,))) for rank in ALL]
         return reports
 

@@ -12,6 +12,7 @@ import pytest
 
 from rpc import process_id
 from rpc.endpoint import boot_id
+from rpc.process_id import ProcessId
 from rpc.transport.listen import short_private_directory
 from tfos.node import workspace as node_workspace
 from tfos.node.spec import Executor
@@ -105,7 +106,7 @@ def test_a_directory_that_cannot_be_removed_is_told_once(make, monkeypatch, capl
 def owner_of(path, **changes):
     """Rewrite the mark of a directory."""
     mark = path / ".owner.json"
-    owner = msgspec.json.decode(mark.read_bytes(), type=node_workspace.Owner)
+    owner = msgspec.json.decode(mark.read_bytes(), type=ProcessId)
     mark.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, **changes)))
 
 
@@ -114,7 +115,7 @@ def test_a_full_disk_leaves_no_directory_that_nobody_would_remove(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            node_workspace.make_directory(str(tmp_path), "c1")
+            node_workspace.make_directory(str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
@@ -122,9 +123,7 @@ def test_a_full_disk_leaves_no_directory_that_nobody_would_remove(tmp_path):
 
 def test_what_a_killed_process_left_is_swept(tmp_path):
     program = "import os, sys; from tfos.node import workspace\n"
-    program += (
-        "print(workspace.make_directory(sys.argv[1], 'c1'), flush=True); os.kill(os.getpid(), 9)"
-    )
+    program += "print(workspace.make_directory(sys.argv[1]), flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -139,7 +138,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
 
 def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
     made = {
-        name: node_workspace.make_directory(str(tmp_path), "c1")
+        name: node_workspace.make_directory(str(tmp_path))
         for name in ("alive", "reused pid", "other boot", "other namespace", "no mark", "bad mark")
     }
     owner_of(made["reused pid"], started="1")
@@ -155,7 +154,7 @@ def test_only_what_is_certainly_nobodys_is_swept(tmp_path):
 
 
 def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, monkeypatch):
-    made = node_workspace.make_directory(str(tmp_path), "c1")
+    made = node_workspace.make_directory(str(tmp_path))
     monkeypatch.setattr(
         process_id, "_state_and_start", lambda pid: ("", "")
     )  # as without a free descriptor
@@ -164,7 +163,7 @@ def test_what_an_owner_that_cannot_be_looked_up_holds_is_not_touched(tmp_path, m
 
 
 def test_a_directory_of_another_user_is_not_touched(tmp_path, monkeypatch):
-    left = node_workspace.make_directory(str(tmp_path), "c1")
+    left = node_workspace.make_directory(str(tmp_path))
     owner_of(left, started="1")
     monkeypatch.setattr("os.geteuid", lambda: left.stat().st_uid + 1)
     assert node_workspace.sweep(str(tmp_path)) == []

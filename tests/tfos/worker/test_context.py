@@ -70,7 +70,7 @@ def make_context(
 
 
 def entry(role, index, port):
-    return RosterEntry(NodeId(role, index), index, "h", "1", Endpoint("h", port))
+    return RosterEntry(NodeId(role, index), index, "h", Endpoint("h", port))
 
 
 @pytest.mark.parametrize("resume_epochs", [True, False])
@@ -104,7 +104,7 @@ def test_the_cluster_spec_orders_nodes_by_index():
 
 def test_an_ipv6_address_in_the_cluster_spec_is_in_brackets():
     endpoint = Endpoint("fd00::2", 11)
-    ctx = make_context([RosterEntry(NodeId("worker", 0), 0, "fd00::2", "1", endpoint)])
+    ctx = make_context([RosterEntry(NodeId("worker", 0), 0, "fd00::2", endpoint)])
     assert ctx.cluster_spec == {"worker": ["[fd00::2]:11"]}
     assert str(endpoint) == "[fd00::2]:11"
 
@@ -113,7 +113,7 @@ def test_a_workers_address_is_the_port_that_it_holds_for_main_fun():
     held = ReservedPort()
     roster = [
         entry("ps", 0, 10),
-        RosterEntry(NodeId("worker", 0), 0, "h", "1", ENDPOINT, held.port),
+        RosterEntry(NodeId("worker", 0), 0, "h", ENDPOINT, held.port),
     ]
     ctx = make_context(roster, reserved_port=held)
     assert ctx.cluster_spec == {"ps": ["h:10"], "worker": [f"h:{held.port}"]}
@@ -262,7 +262,7 @@ def test_a_worker_that_never_used_the_servers_is_not_waited_for_but_told(feeds, 
     server = PSServer(ServerSettings(rank=0, num_servers=1, num_workers=2), credentials)
     server.bind_tcp("127.0.0.1")
     server.start()
-    roster = [RosterEntry(NodeId("ps", 0), 0, "h", "1", server.endpoint)]
+    roster = [RosterEntry(NodeId("ps", 0), 0, "h", server.endpoint)]
     chief = PSClient([server.endpoint], credentials, Identity(Role.WORKER, 0), num_workers=2)
     with server, chief:
         make_context(roster, num_ps=1, feeds=feeds).servers.finish()

@@ -157,6 +157,8 @@ def _is_tolerable(member: Member, around: Surroundings) -> bool:
 
 def _is_left_to_coordinator(member: Member, around: Surroundings) -> bool:
     """Whether the coordinator goes on without one of TensorFlow's servers, or raises itself."""
-    if around.phase is not ClusterPhase.RUNNING or member.planned.role == PS_ROLE:
-        return around.phase is ClusterPhase.RUNNING
+    if around.phase is not ClusterPhase.RUNNING:
+        return False
+    if member.planned.role == PS_ROLE:
+        return True
     return around.config.tolerate_lost_workers and bool(around.tensorflow_workers)

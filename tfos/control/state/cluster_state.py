@@ -191,9 +191,10 @@ class ClusterState(ClusterOrders):
                 | messages.Evaluated()
             ):
                 self.epochs.note(event)
-                return _told(member, event)
+                return _shown(member, event)
             case messages.TensorBoardUp():
-                return self._tensorboard(event)
+                self.tensorboard = event
+                return notices.tensorboard(event)
             case messages.Restarted():
                 self._note(event.failure)
                 return [Warn(f"{member.where}: {event}")]
@@ -375,10 +376,6 @@ class ClusterState(ClusterOrders):
         order = messages.ServerMoved(moved.rank, moved.endpoint)
         told = (each for each in self.workers if each.status is NodeStatus.RUNNING)
         return [Send(each.node, order) for each in told]
-
-    def _tensorboard(self, event: messages.TensorBoardUp) -> list[Action]:
-        self.tensorboard = event
-        return notices.tensorboard(event)
 
     def _done(self, member: Member, now_s: float) -> list[Action]:
         if not member.planned.runs_main_fun and not member.stop_ordered:
@@ -567,6 +564,6 @@ class ClusterState(ClusterOrders):
         return messages.RegisterReply(accepted=False, reason=reason), []
 
 
-def _told(member: Member, event: messages.Event) -> list[Action]:
+def _shown(member: Member, event: messages.Event) -> list[Action]:
     """Show what the progress line does not have."""
     return [Tell(f"{member.name}: {event}")] if isinstance(event, messages.Evaluated) else []

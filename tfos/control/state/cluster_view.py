@@ -137,7 +137,6 @@ class ClusterView:
                 member.node,
                 member.planned.rank,
                 member.host,
-                member.executor_id,
                 member.endpoint,
                 member.free_port,
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -19,29 +19,13 @@ from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.data.running_fit import RunningFit, drop_unmeasured, running_fit
 from tfos.keras.protocols import ProgressSink
 
+if TYPE_CHECKING:
+    from tfos.keras.data.dataset import BatchDataset
+
 _LOSS_S = 1.0
 """Seconds between two looks at the loss within an epoch: a look computes the metrics."""
 
 logger = logging.getLogger(__name__)
-
-
-class Epochs(Protocol):
-    """The dataset that a fit trains."""
-
-    feed: str
-
-    @property
-    def batches(self) -> int:
-        """Batches handed out since the epoch's loop began."""
-
-    def start_epoch(self) -> bool:
-        """Wait for the next epoch; False: the feed has ended."""
-
-    def warn_of_end(self) -> None:
-        """Warn that the feed has ended."""
-
-    def leave_loop(self) -> None:
-        """A loop of Keras is over, also one that was broken off."""
 
 
 class _Around(keras.callbacks.LambdaCallback):  # type: ignore[misc]  # Keras has no types
@@ -65,7 +49,7 @@ class LoneProgress:
     def __init__(
         self,
         fit: RunningFit,
-        dataset: Epochs,
+        dataset: BatchDataset,
         progress: ProgressSink,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

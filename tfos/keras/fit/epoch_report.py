@@ -18,8 +18,8 @@ from typing import Any
 import keras
 
 from tfos.console.printable import visible
+from tfos.control.first_metrics import first_metrics
 from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
-from tfos.control.shown_metrics import first_metrics
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.running_fit import is_lone
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Logs, numbers_in
@@ -39,20 +39,15 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
     Args:
         trainer: trainer of the model.
         before: the first callback; it knows all workers' rows and steps.
-        dataset: the dataset that `fit` reads.
         arguments: arguments of `fit`, by name.
         number: number of this fit of the model, from 0.
     """
 
     def __init__(
-        self,
-        trainer: PSTrainer,
-        before: BeforeCallbacks,
-        dataset: Any,
-        arguments: dict[str, Any],
-        number: int,
+        self, trainer: PSTrainer, before: BeforeCallbacks, arguments: dict[str, Any], number: int
     ) -> None:
         super().__init__()
+        dataset = arguments.get("x")
         self._ctx = trainer.ctx
         self._before = before
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None

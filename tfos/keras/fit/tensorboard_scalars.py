@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 """Least seconds between two requests for the servers' counters."""
-MOST_TIME = 1 / 20
+MOST_CORE_SHARE = 1 / 20
 """Largest share of a core that collecting and writing takes from the process that trains."""
-MOST_OF_AGE = 1 / 1000
+LEAST_PAUSE_SHARE = 1 / 1000
 """Least seconds between two points of a long `fit`, as a share of its duration so far: TensorBoard
 shows about 1,000 points of a curve."""
 JOIN_S = 10.0
@@ -101,7 +101,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
             taken_s, age_s = time.thread_time() - begun_s, time.monotonic() - start_s
-            pause_s = max(interval_s, taken_s / MOST_TIME, age_s * MOST_OF_AGE)
+            pause_s = max(interval_s, taken_s / MOST_CORE_SHARE, age_s * LEAST_PAUSE_SHARE)
     finally:
         recorder.close()
 
@@ -139,15 +139,12 @@ class _Recorder:
 
     def close(self) -> None:
         """Close all writers and the client; ignore failures."""
-        for close in (*(writer.close for writer in self._writers.values()), self._close_client):
+        for opened in (*self._writers.values(), self._client):
             try:
-                close()
+                if opened is not None:
+                    opened.close()
             except Exception:
                 logger.debug("closing after the last scalars failed", exc_info=True)
-
-    def _close_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
     def _write(self, run: str, scalars: Scalars, step: int) -> None:
         values = list(scalars)
@@ -171,12 +168,11 @@ class _Recorder:
 
     def _cluster_scalars(self, servers: Sequence[ServerStats]) -> Scalars:
         yield from worker_rows(servers)
-        if self._ctx.feed_channel is not None:
-            for feed in self._ctx.feed_channel.feeds():
-                if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
-                    continue  # a feed without rows, such as validation's: its charts would be empty
-                for field in _FEED_FIELDS:
-                    yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
+        for feed in self._ctx.feed_channel.feeds():
+            if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
+                continue  # a feed without rows, such as validation's: its charts would be empty
+            for field in _FEED_FIELDS:
+                yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
         if trainer.skipped_steps:  # none is with on_nonfinite="error": a chart of zeros
             yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)

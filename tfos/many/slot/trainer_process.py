@@ -68,7 +68,8 @@ class TrainerProcess:
             self._child: Child = spawn(
                 "tfos.many.slot.trainer",
                 msgspec.msgpack.encode(document),
-                spec,
+                sys_path=spec.sys_path,
+                cwd=spec.executor.cwd,
                 env=child_env(
                     os.environ,
                     threads=0,
@@ -86,7 +87,9 @@ class TrainerProcess:
             theirs.close()
         self._link: ChildLink[Any] = ChildLink(ours, FromTrainer)
         os.set_blocking(self._child.output, True)
-        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        self._reader = threading.Thread(
+            target=copy_lines, args=(self._child.output, self._tail), daemon=True
+        )
         self._reader.start()
 
     @property
@@ -184,9 +187,6 @@ class TrainerProcess:
         )
         tail = "\n".join(self._tail)
         return f"{text}; its last lines:\n{tail}" if tail else text
-
-    def _copy_output(self) -> None:
-        copy_lines(self._child.output, self._tail)
 
 
 def _advice(error: str) -> str:

@@ -15,28 +15,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from rpc.linux_calls import P_PIDFD, pidfd_open, pidfd_send_signal
 from tfos.node import bootstrap, procfs
 from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.failure import Exit
-from tfos.node.spec import Executor
 from tfos.topology import PS_ROLE, PlannedNode
 
 _READ_BYTES = 64 * 1024
-
-
-class ProcessPlace(Protocol):
-    """Where a child runs."""
-
-    @property
-    def sys_path(self) -> Sequence[str]:
-        """The child's module path."""
-
-    @property
-    def executor(self) -> Executor:
-        """Has the child's working directory."""
 
 
 class Child:
@@ -107,8 +93,9 @@ def module_of(node: PlannedNode) -> str:
 def spawn(  # noqa: PLR0913 - the whole of a process's start
     module: str,
     body: bytes,
-    place: ProcessPlace,
     *,
+    sys_path: Sequence[str],
+    cwd: str,
     env: Mapping[str, str],
     title: str,
     link: tuple[socket.socket, socket.socket] | None = None,
@@ -119,13 +106,14 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
     Args:
         module: see bootstrap.document_fd.
         body: argument of `main`.
-        place: has the child's `sys_path` and working directory.
+        sys_path: the child's module path.
+        cwd: the child's working directory.
         env: the child's whole environment.
         title: shown in lists of processes.
         link: both ends of a socketpair; the child inherits the second under its own number.
         inherit: further descriptors that the child shares under their numbers.
     """
-    document = bootstrap.document_fd(module, body, sys_path=place.sys_path, parent_pid=os.getpid())
+    document = bootstrap.document_fd(module, body, sys_path=sys_path, parent_pid=os.getpid())
     output_read, output_write = os.pipe()
     os.set_blocking(output_read, False)
     inherited = [document, *([link[1].fileno()] if link else []), *inherit]
@@ -137,7 +125,7 @@ def spawn(  # noqa: PLR0913 - the whole of a process's start
             stdout=output_write,
             stderr=output_write,
             env=dict(env),
-            cwd=place.executor.cwd,
+            cwd=cwd,
         )
     except OSError:
         os.close(output_read)

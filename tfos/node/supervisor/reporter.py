@@ -29,14 +29,10 @@ if TYPE_CHECKING:
 
 REGISTER_WINDOW_S = 45.0
 """Seconds to try to register; the node task fails after 60 s (tfos.node.launch)."""
-_REGISTER_CALL_S = 20.0
-"""Seconds until a registration without an answer is sent again."""
 _REACH_DRIVER = (
     "let TFOS_SERVER_HOST and TFOS_SERVER_PORT, or spark.driver.host and spark.driver.bindAddress, "
     "name an address and port of the driver that this host reaches, or open the port"
 )
-_CALL_S = 5.0
-"""Seconds until an event or lines without an answer are sent again."""
 _RETRY_S = 0.5
 _LAST_LINES_S = 3.0
 """Seconds for the last lines of output, however long the last events are offered."""
@@ -193,7 +189,7 @@ class Reporter:
             try:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 reply = self._client.register(
-                    self._register_message, timeout_s=min(_REGISTER_CALL_S, left_s)
+                    self._register_message, timeout_s=min(messages.REGISTER_TIMEOUT_S, left_s)
                 )
             except ControlUnavailable as error:
                 first = first or error  # a call that the window cuts short knows no reason
@@ -330,5 +326,5 @@ class Reporter:
 
     def _timeout_s(self) -> float:
         if self._finish_by_s is None:
-            return _CALL_S
-        return max(0.1, min(_CALL_S, self._finish_by_s - time.monotonic()))
+            return messages.CALL_TIMEOUT_S
+        return max(0.1, min(messages.CALL_TIMEOUT_S, self._finish_by_s - time.monotonic()))

@@ -222,7 +222,8 @@ class Supervisor:
         return children.spawn(
             children.module_of(self._planned),
             msgspec.msgpack.encode(body),
-            spec,
+            sys_path=spec.sys_path,
+            cwd=spec.executor.cwd,
             env=self._env,
             title=f"tfos {self._node.name}",
             link=(ours, theirs),
@@ -394,7 +395,7 @@ class Supervisor:
 
     def _on_child_exit(self) -> None:
         child = self._child
-        if child is None or child.reap() is None:
+        if child is None or (how := child.reap()) is None:
             return
         self._loop.unwatch(child.pidfd)
         # Whatever it started ends with it; that also closes the last writers of its output.
@@ -402,12 +403,12 @@ class Supervisor:
         self._read_last_output(child)
         self._on_link()
         self._update_heartbeat_state(child_pid=0)
-        if self._is_done and self._planned.runs_main_fun and child.exit != Exit(0, None):
-            self._reporter.report(messages.CutShort(0.0, self._text_of(child)))
+        if self._is_done and self._planned.runs_main_fun and how != Exit(0, None):
+            self._reporter.report(messages.CutShort(0.0, self._text_of(how)))
         if self._end_reason is not None:
             self._loop.stop()
         elif not self._is_done:
-            self._replace(child, self._failure_of(child))
+            self._replace(child, self._failure_of(how))
 
     def _replace(self, dead: children.Child, failed: NodeFailure) -> None:
         """Restart a killed server with growing delays; a server that raised would raise again."""
@@ -426,15 +427,14 @@ class Supervisor:
         self._run_child()
         self._restarts.repeat_orders(self._tell_child)
 
-    def _failure_of(self, child: children.Child) -> NodeFailure:
+    def _failure_of(self, how: Exit) -> NodeFailure:
         if self._raised is not None:
             return failure.raised(self._failure("", ""), self._raised)
-        text = f"{self._node.name} {self._text_of(child)}"
-        return failure.died(self._failure("ProcessDied", text), child.reap() or Exit(None, None))
+        text = f"{self._node.name} {self._text_of(how)}"
+        return failure.died(self._failure("ProcessDied", text), how)
 
-    def _text_of(self, child: children.Child) -> str:
+    def _text_of(self, how: Exit) -> str:
         """Return how a child has ended, as text after its name."""
-        how = child.reap() or Exit(None, None)
         text = failure.describe_exit(how, oom_kills=procfs.oom_kills() - self._oom_kills)
         return f"{text}{self._kill_reason}"
 

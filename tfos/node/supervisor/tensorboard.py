@@ -84,7 +84,8 @@ class TensorBoardChild:
             self._child = children.spawn(
                 "tfos.node.supervisor.tensorboard",
                 msgspec.msgpack.encode(TensorBoardSpec(arguments, names)),
-                spec,
+                sys_path=spec.sys_path,
+                cwd=spec.executor.cwd,
                 env={**env, **private},
                 title="tfos tensorboard",
             )

@@ -62,7 +62,9 @@ def test_it_binds_loopback_where_that_suffices_and_what_the_user_asks_for(
     own = node_settings(**settings)
     own = dataclasses.replace(own, tensorboard=dataclasses.replace(own.tensorboard, host=asked))
     spec: Any = types.SimpleNamespace(
-        bundle=types.SimpleNamespace(settings=own), executor=types.SimpleNamespace(host="10.0.0.7")
+        bundle=types.SimpleNamespace(settings=own),
+        executor=types.SimpleNamespace(host="10.0.0.7", cwd=""),
+        sys_path=(),
     )
     workspace: Any = types.SimpleNamespace(subdirectory=lambda _: tmp_path)
     tensorboard.TensorBoardChild(EventLoop(), lambda _: None).start(spec, workspace, {})

@@ -1,4 +1,4 @@
-"""Shown metrics: which of many metrics are kept where there is room for some. Pure.
+"""First metrics: which of many metrics are kept where there is room for some. Pure.
 
 Covers: the choice.      Does not: measure or show any.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfos.control.shown_metrics import first_metrics
+from tfos.control.first_metrics import first_metrics
 
 METRICS = dict.fromkeys(("a", "b", "loss", "val_a", "val_b", "val_loss"), 0.5)
 
