@@ -299,6 +299,8 @@ class Shutdown:
             self._on_drop.detach()
 
     def _close_unused(self) -> None:
+        if self.is_forked:
+            return
         # Any thread may be the one that drops the last reference, whatever locks it holds.
         InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 

@@ -92,7 +92,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
             changed("python", lacks="Function not implemented (Linux 4.18)"),
             "problem",
             "which nodes need, fail: Function not implemented (Linux 4.18)",
-            "Linux 5.3 or newer",
+            "Linux 5.4 or newer",
         ),
         ("packages", {**PACKAGES, "tfos": "0.2.0"}, "problem", "tfos 0.2.0 (driver: 0.1.0)", "env"),
         ("packages", {**PACKAGES, "numpy": "2.0.0"}, "warning", "numpy 2.0.0", "--archives"),

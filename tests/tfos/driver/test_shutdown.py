@@ -157,6 +157,9 @@ def test_a_forked_child_that_ends_leaves_the_cluster_to_its_parent(monkeypatch):
     in_child = ending.is_abandoned  # by which the end of a `with` block aborts nothing
     ending.tell_failure(is_interrupted=False)
     ending._at_exit()
+    with monkeypatch.context() as patched:
+        patched.setattr("tfos.driver.shutdown.InterruptibleCall", pytest.fail)
+        ending._close_unused()  # the frame of an unused cluster ends with the child
     assert coordinator.waited_s == []
     assert coordinator.shown.getvalue() == ""
     monkeypatch.setattr("os.getpid", lambda: own)
