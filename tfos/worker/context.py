@@ -368,7 +368,7 @@ class NodeContext(PortedContext):
                 worker within `staleness_bound` steps of the slowest; "sync" reduces one gradient
                 per worker, in rank order, and applies it once; "hybrid" does so with dense
                 parameters, and applies gradients of tables' rows when they arrive.
-            reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+            reduction: at a barrier of sync or hybrid: "mean" weighted by batches' rows, or "sum".
             staleness_bound: number of steps, 0 or more, required for ssp. Larger: less waiting,
                 older gradients. hybrid: batches of rows that a worker has in progress, default 1.
             staleness_aware: whether to divide a gradient's learning rate by 1 + the updates by

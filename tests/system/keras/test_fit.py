@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import subprocess
 import sys
@@ -561,6 +562,15 @@ def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "saved"))
     served = loaded.serve(X[:4])
     np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
+
+
+def test_what_a_killed_export_leaves_has_the_name_of_its_target(cluster, tmp_path):
+    def save(_: Any, target: Path) -> None:
+        assert re.fullmatch(r"\.saved\.[0-9a-f]{12}\.tmp", target.name)
+        target.mkdir()
+
+    export(make_model(), str(tmp_path / "saved"), cluster.contexts[0], save)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):
