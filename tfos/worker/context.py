@@ -317,7 +317,8 @@ class NodeContext(PortedContext):
             weight_col: value that is the sample weight, float[batch].
             dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
                 as it is); or by column. An integer dtype cuts off fractions and refuses numbers
-                that it cannot hold. None: float64 becomes Keras' floatx.
+                that it cannot hold. None: float64 becomes Keras' floatx. Finite numbers that would
+                become infinite are refused.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
                 whole batch, [batch, …]; runs in the thread that reads ahead.
 

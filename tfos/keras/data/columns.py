@@ -327,21 +327,33 @@ def _is_text(value: Any) -> bool:
 
 
 def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
-    """Return numbers in a dtype; integers cut off fractions, and refuse what they cannot hold."""
+    """Return numbers in a dtype; integers cut off fractions, and refuse what they cannot hold.
+
+    Floats may be rounded, but a finite number that would become infinite is refused.
+    """
     wanted = np.dtype(dtype)
-    if wanted.kind in "iu" and values.dtype.kind in "iuf":
-        shown = ""
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            shown = "NaN or infinite numbers"
-        elif (odd := misfits(values, wanted)) is not None:
-            shown = f"numbers from {odd[0]} to {odd[1]}"
-        if shown:
-            raise SettingsError(
-                f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: "
-                "the cast would change them. Give a dtype that holds them, or leave it out and "
-                "convert them in map_fn=..."
-            )
-    return values.astype(wanted, copy=False)
+    shown = ""
+    if wanted.kind in "iub" and values.dtype.kind == "f" and not np.isfinite(values).all():
+        shown = "NaN or infinite numbers"
+    elif wanted.kind in "iu" and values.dtype.kind in "iuf":
+        odd = misfits(values, wanted)
+        shown = "" if odd is None else f"numbers from {odd[0]} to {odd[1]}"
+    if shown:
+        raise SettingsError(
+            f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: "
+            "the cast would change them. Give a dtype that holds them, or leave it out and "
+            "convert them in map_fn=..."
+        )
+    try:
+        with np.errstate(over="raise"):  # the processor flags it: no pass over the values
+            return values.astype(wanted, copy=False)
+    except FloatingPointError:
+        finite = values[np.isfinite(values)]
+        raise SettingsError(
+            f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
+            f"become infinite in {wanted.name}. Scale the column, also in map_fn=..., or give a "
+            "dtype that holds them, such as dtypes='float64'"
+        ) from None
 
 
 def _check_dtype(dtype: Any) -> None:

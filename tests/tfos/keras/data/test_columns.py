@@ -143,6 +143,7 @@ def test_inputs_by_name_and_fields_of_structs():
         ("uint8", [-1, 7], "numbers from -1 to 7"),
         ("int64", [2.0**63], r"numbers from 9\S+ to 9\S+"),
         ("int32", [float("nan"), 1.0], "NaN or infinite numbers"),
+        ("bool", [float("nan"), 1.0], "NaN or infinite numbers"),
     ],
 )
 def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, values, shown):
@@ -154,6 +155,28 @@ def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, valu
     for column in (ids, ragged):
         with pytest.raises(SettingsError, match=f"has {shown} of s.id, which dtypes='{dtype}'"):
             RowMapper("s.id", "y", {"s.id": dtype})({"s": {"id": column}, "y": LABELS})
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shown"),
+    [
+        (np.array([1.0, 70000.0]), "float16", "from 1.0 to 70000.0, .*infinite in float16"),
+        (np.array([1, -70000]), "float16", "from -70000 to 1, .*infinite in float16"),
+        (np.array([np.nan, np.inf, 1e39]), None, r"from 1e\+39 to 1e\+39, .*infinite in float32"),
+    ],
+)
+def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, shown):
+    """It was trained as an infinite one, with a warning of numpy's in the thread that reads."""
+    with pytest.raises(SettingsError, match=f"a batch has numbers {shown}.*dtypes='float64'"):
+        RowMapper(dtypes=dtype)((values, LABELS))
+    with pytest.raises(SettingsError, match=r"numbers from .* of u\.v, of which some"):
+        RowMapper("u.v", dtypes={"u.v": dtype or "float32"})({"u": {"v": values}})
+
+
+def test_floats_keep_what_is_infinite_and_round_the_others():
+    given = np.array([np.inf, np.nan, 65504.0, 1e-300])
+    (x,) = RowMapper(dtypes="float16")((given,))
+    np.testing.assert_array_equal(x, np.array([np.inf, np.nan, 65504, 0], np.float16))
 
 
 def test_numbers_that_an_integer_dtype_holds_are_converted():
