@@ -471,16 +471,23 @@ class Estimator:
         return functools.partial(creator, self._config, batch_size)
 
     def _check_has_model(self) -> None:
-        if not self._recipe.content and self._recipe.model_fn is None:
-            raise SettingsError(_NO_MODEL)
+        if self._recipe.content or self._recipe.model_fn is not None:
+            return
+        if self._is_behind:
+            raise SettingsError(
+                f"{self._model_dir} has the state of servers, but no fit there has left a model. "
+                "Pass from_keras(model=… or model_creator=…) the model of the fit that was "
+                "interrupted, then call load_latest_checkpoint() and fit()"
+            )
+        raise SettingsError(_NO_MODEL)
 
     def _trained(self) -> ModelRecipe:
+        self._check_has_model()
         if self._is_behind:
             raise SettingsError(
                 f"the newest state of {self._model_dir} is a checkpoint of servers, from a fit "
-                "that did not end. Call fit(), which continues from there, or load() a model"
+                "that did not end. Call fit(), which continues from there, or load() an older model"
             )
-        self._check_has_model()
         if not self._recipe.content:
             raise SettingsError(
                 "the model of model_creator exists only in workers. Call fit() or load() first"
