@@ -30,7 +30,7 @@ def write_export(
 ) -> ExportManifest:
     with (
         RowSorter(spec.dim, spec.dtype, path.parent, is_newest_first=True) as sorter,
-        ExportWriter(str(path)) as writer,
+        ExportWriter(str(path), base) as writer,
     ):
         for one, value in rows.items():
             ids = np.array([one], np.uint64).view(np.int64)
@@ -41,7 +41,7 @@ def write_export(
         writer.add_table(exported_table(spec), sorter.batches())
         if model is not None:
             writer.add_model(model)
-        return writer.commit(state=state, base=base, source="a test")
+        return writer.commit(state=state, source="a test")
 
 
 def values(rows: Any) -> list[float]:

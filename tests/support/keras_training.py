@@ -35,7 +35,7 @@ _names = itertools.count()
 
 @dataclass
 class Context:
-    """What tfos.keras.protocols.WorkerContext asks for."""
+    """What tfos.keras.protocols.ShownContext and DataContext ask for."""
 
     client: PSClient
     num_workers: int = 1

@@ -11,37 +11,6 @@ from typing import Any, Protocol
 from tfos.fit_place import FitPlace
 
 
-class ProgressReports(Protocol):
-    """The part of `NodeContext` that tells the driver how far a loop is."""
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether the end of the training was asked for; on the evaluator, whether it is over."""
-
-    def report_progress(
-        self,
-        step: int,
-        rows: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Report training progress to the driver; cheap, never raises.
-
-        Args:
-            step: number of batches trained by this worker.
-            rows: number of rows trained by this worker.
-            loss: loss of the last batch; None: unknown.
-            metrics: further values by name.
-        """
-
-    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
-        """Report what `fit` has counted; never raises.
-
-        Args:
-            numbers: numbers by name, with `steps`, `rows` and `loss`.
-        """
-
-
 class ProgressSink(Protocol):
     """Reports of what the data of a `fit` see (tfos.worker.reports.seen_progress)."""
 
@@ -56,8 +25,19 @@ class ProgressSink(Protocol):
         """Report numbers by name, with `steps` and `rows`, unless main_fun reports its own."""
 
 
-class WorkerContext(ProgressReports, Protocol):
-    """The part of `NodeContext` that this package uses."""
+class WorkerContext(Protocol):
+    """The part of `NodeContext` that a distributed `fit` uses."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the end of the training was asked for."""
+
+    def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
+        """Report what `fit` has counted; never raises.
+
+        Args:
+            numbers: numbers by name, with `steps`, `rows` and `loss`.
+        """
 
     @property
     def seen_progress(self) -> ProgressSink:
@@ -74,14 +54,6 @@ class WorkerContext(ProgressReports, Protocol):
     @property
     def is_chief(self) -> bool:
         """Whether this worker seeds the servers and decides for all."""
-
-    @property
-    def log_dir(self) -> str | None:
-        """Directory of this worker's event files; None: no TensorBoard."""
-
-    @property
-    def feed_channel(self) -> Any:
-        """The `feeding.receiver.channel.FeedChannel` of this process."""
 
     @property
     def trained_feeds(self) -> Any:
@@ -121,12 +93,29 @@ class RowsContext(Protocol):
         """Refuse a training, `what`, that does not use the cluster's servers."""
 
 
-class DataContext(WorkerContext, RowsContext, Protocol):
+class DataContext(RowsContext, Protocol):
     """The part of `NodeContext` that datasets of feeds use."""
 
+    @property
+    def feed_channel(self) -> Any:
+        """The `feeding.receiver.channel.FeedChannel` of this process."""
 
-class EvaluatorContext(ProgressReports, Protocol):
+
+class EvaluatorContext(Protocol):
     """The part of `NodeContext` that the evaluation of checkpoints uses."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the training is over."""
+
+    def report_progress(
+        self,
+        step: int,
+        rows: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """See NodeContext.report_progress."""
 
     @property
     def epochs(self) -> Any:
@@ -139,6 +128,14 @@ class EvaluatorContext(ProgressReports, Protocol):
 
 class ShownContext(WorkerContext, Protocol):
     """The part of `NodeContext` that `callbacks` uses."""
+
+    @property
+    def log_dir(self) -> str | None:
+        """Directory of this worker's event files; None: no TensorBoard."""
+
+    @property
+    def feed_channel(self) -> Any:
+        """The `feeding.receiver.channel.FeedChannel` of this process."""
 
     @property
     def cluster_log_dir(self) -> str | None:

@@ -113,11 +113,9 @@ class KerasModel(
 
     def _read(self, session: SparkSession) -> ModelSignature:
         if self._signature is None:
-            self._signature = read_signature(session, self._source())
+            source = ModelSource(content=self.content, custom_objects=self.custom_objects)
+            self._signature = read_signature(session, source)
         return self._signature
-
-    def _source(self) -> ModelSource:
-        return ModelSource(content=self.content, custom_objects=self.custom_objects)
 
     def _outputs(self, signature: ModelSignature, given: list[str]) -> tuple[OutputColumn, ...]:
         """Return the output columns; one number per row is a double, as Spark's evaluators expect.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from tfos.errors import SettingsError
 from tfos.estimators.functions import function_of, reference_to
@@ -25,31 +25,7 @@ _PIECE_BYTES = 8 << 20
 """Bytes per call into the JVM."""
 
 
-class _WriterOf(MLWriter):  # type: ignore[misc]  # pyspark is not checked
-    """Writes an object.
-
-    Args:
-        instance: the object.
-    """
-
-    def __init__(self, instance: Any) -> None:
-        super().__init__()
-        self._instance = instance
-
-
-class _ReaderOf(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    """Reads what _WriterOf wrote.
-
-    Args:
-        cls: class of the object.
-    """
-
-    def __init__(self, cls: type[Any]) -> None:
-        super().__init__()
-        self._cls = cls
-
-
-class ModelFileWriter(_WriterOf):
+class ModelFileWriter(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not checked
     """Writes a KerasModel.
 
     Args:
@@ -65,23 +41,23 @@ class ModelFileWriter(_WriterOf):
 
     def saveImpl(self, path: str) -> None:
         """Write Params, history and the model."""
-        model = self._instance
-        DefaultParamsWriter.saveMetadata(model, path, self.sc, extraMetadata=self._extra)
+        model = self.instance
+        self.saveMetadata(model, path, self.sc, extraMetadata=self._extra)
         _write(self.sc, f"{path}/{_FILE}", model.content)
 
 
-class ModelFileReader(_ReaderOf):
+class ModelFileReader(DefaultParamsReader):  # type: ignore[misc]  # pyspark is not checked
     """Reads a KerasModel."""
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
+        metadata = self.loadMetadata(path, self.sc)
         content = _read(self.sc, f"{path}/{_FILE}")
-        made = self._cls(content, _functions(metadata["custom"]), metadata["history"])
+        made = self.cls(content, _functions(metadata["custom"]), metadata["history"])
         return _with_params(made, metadata)
 
 
-class EstimatorWriter(_WriterOf):
+class EstimatorWriter(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not checked
     """Writes a KerasEstimator.
 
     Args:
@@ -118,21 +94,21 @@ class EstimatorWriter(_WriterOf):
 
     def saveImpl(self, path: str) -> None:
         """Write Params, functions by their names, and the model."""
-        estimator = self._instance
-        DefaultParamsWriter.saveMetadata(estimator, path, self.sc, extraMetadata=self._extra)
+        estimator = self.instance
+        self.saveMetadata(estimator, path, self.sc, extraMetadata=self._extra)
         if estimator.recipe.content:
             _write(self.sc, f"{path}/{_FILE}", estimator.recipe.content)
 
 
-class EstimatorReader(_ReaderOf):
+class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]  # pyspark is not checked
     """Reads a KerasEstimator."""
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
+        metadata = self.loadMetadata(path, self.sc)
         content = b"" if metadata["model_fn"] else _read(self.sc, f"{path}/{_FILE}")
         recipe = recipe_from(metadata, content, path)
-        made = self._cls(
+        made = self.cls(
             model_fn=_nothing,
             callbacks=function_of(metadata["callbacks"]) or (),
             class_weight=dict(map(tuple, metadata["class_weight"])) or None,

@@ -95,9 +95,10 @@ class Predictor:
         model = loaded(self.signature)
         places = list(model.outputs)
         taken = [places.index(each.output) for each in self.outputs]
-        infos = [self.signature.inputs[name] for name, _ in self.inputs]
+        names = [name for name, _ in self.inputs]
+        infos = [self.signature.inputs[name] for name in names]
         inputs = Inputs(self.columns, self.inputs, infos, partition)
-        order = [self._place(name) for name in model.inputs]
+        order = [names.index(name) for name in model.inputs]
         rows = _WaitingRows()
         for batch in itertools.chain(filter(len, batches), [None]):
             answers: list[tuple[Array, ...]] = []
@@ -153,9 +154,6 @@ class Predictor:
             part, batch = batch.slice(0, count), batch.slice(count)
             rows.add(inputs.of(part))
             yield from rows.take(self.batch_size, is_last=False)
-
-    def _place(self, name: str) -> int:
-        return next(place for place, (each, _) in enumerate(self.inputs) if each == name)
 
     def _info(self, column: OutputColumn) -> TensorInfo:
         info = self.signature.outputs[column.output]

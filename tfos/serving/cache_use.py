@@ -25,6 +25,9 @@ from pathlib import Path
 from tfos.serving.cache_directory import builder_lock
 from tfos.serving.file_lock import is_at, try_lock, unlock
 
+INDEX_MANIFEST = "index.json"
+"""Written last in an index's directory; locked by processes that have the index open."""
+_INDEXES = "index-*"
 KEPT_UNUSED = 2
 """Number of unused indexes that are kept."""
 HOLD_TIMEOUT_S = 1.0
@@ -70,36 +73,26 @@ def _is_shared(descriptor: int) -> bool:
     return True
 
 
-def remove_unused(directory: Path, pattern: str, manifest_name: str) -> None:
-    """Remove unused indexes, except the most recently opened.
-
-    Args:
-        directory: directory of the cache.
-        pattern: pattern of the indexes' names.
-        manifest_name: name of each index's manifest.
-    """
-    remove_leftovers(directory, pattern)
-    unused = _unused(directory, pattern, manifest_name)
+def remove_unused(directory: Path) -> None:
+    """Remove unused indexes from a cache's directory, except the most recently opened."""
+    remove_leftovers(directory)
+    unused = _unused(directory)
     for manifest in unused[: max(0, len(unused) - KEPT_UNUSED)]:
         remove_if_unused(manifest)
 
 
-def make_room(
-    directory: Path, pattern: str, manifest_name: str, has_room: Callable[[], bool]
-) -> bool:
+def make_room(directory: Path, has_room: Callable[[], bool]) -> bool:
     """Remove unused indexes, the least recently opened first, until there is room.
 
     Args:
         directory: directory of the cache.
-        pattern: pattern of the indexes' names.
-        manifest_name: name of each index's manifest.
         has_room: returns whether the disk has room.
 
     Returns:
         Whether there was an index to remove.
     """
     has_removed = False
-    for manifest in _unused(directory, pattern, manifest_name):
+    for manifest in _unused(directory):
         if has_room():
             break
         remove_if_unused(manifest)
@@ -107,26 +100,21 @@ def make_room(
     return has_removed
 
 
-def _unused(directory: Path, pattern: str, manifest_name: str) -> list[Path]:
+def _unused(directory: Path) -> list[Path]:
     """Return the manifests of unused indexes, the least recently opened first."""
     unused = [
         (opened_ns, manifest)
-        for manifest in directory.glob(f"{pattern}/{manifest_name}")
+        for manifest in directory.glob(f"{_INDEXES}/{INDEX_MANIFEST}")
         if (opened_ns := _unused_since(manifest)) is not None
     ]
     return [manifest for _, manifest in sorted(unused)]
 
 
-def remove_leftovers(directory: Path, pattern: str) -> None:
-    """Remove the leftovers of processes that were killed while they built or removed an index.
-
-    Args:
-        directory: directory of the cache.
-        pattern: pattern of the indexes' names.
-    """
-    for gone in directory.glob(f".{pattern}.gone"):
+def remove_leftovers(directory: Path) -> None:
+    """Remove the leftovers of processes that were killed while they built or removed an index."""
+    for gone in directory.glob(f".{_INDEXES}.gone"):
         shutil.rmtree(gone, ignore_errors=True)
-    hidden = [*directory.glob(f".{pattern}.lock"), *directory.glob(f".{pattern}.building")]
+    hidden = [*directory.glob(f".{_INDEXES}.lock"), *directory.glob(f".{_INDEXES}.building")]
     for name in {each.name.split(".")[1] for each in hidden}:
         with suppress(OSError):  # this process may not remove it
             _remove_of_builder(directory, name)

@@ -84,7 +84,6 @@ def export_tables(  # public API: keywords with defaults
             writer.add_table(exported_table(spec), rows_of(spec.name))
         return writer.commit(
             state=_state_of(newest),
-            base=state,
             source=f"step {newest.step} of {storage.where()}",
             save_id=newest.save_id,
             step=newest.step,

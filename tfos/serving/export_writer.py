@@ -70,6 +70,7 @@ class ExportWriter:
             if isinstance(error, OSError):
                 raise
             raise SettingsError(f"cannot export to {path}: {error}") from error
+        self._base = base
         if base is not None:
             _refuse_whole_export(self._target)
         self._token = "" if self._fs.renames_whole else secrets.token_hex(6)
@@ -136,22 +137,18 @@ class ExportWriter:
         Args:
             file: a `.keras` file on this host.
         """
-        digest = hashlib.sha256()
-        nbytes = 0
         name = f"{self._named('model')}.keras"
-        with self._fs.create(str(self._place.child(name))) as copy:
+        with self._fs.create(str(self._place.child(name))) as opened:
+            copy = _HashedFile(opened)
             for piece in file_pieces(file):
-                digest.update(piece)
                 copy.write(piece)
-                nbytes += len(piece)
-        self._model = ExportedFile(name, 0, nbytes, digest.hexdigest())
+        self._model = ExportedFile(name, 0, copy.nbytes, copy.digest.hexdigest())
 
     def commit(
         self,
         *,
         state: str,
         source: str,
-        base: str | None = None,
         save_id: str = "",
         step: int | None = None,
     ) -> ExportManifest:
@@ -160,7 +157,6 @@ class ExportWriter:
         Args:
             state: see ExportManifest, as for the others.
             source: origin of the rows, in words.
-            base: base of a delta.
             save_id: save id of a checkpoint.
             step: step of a checkpoint.
 
@@ -171,7 +167,7 @@ class ExportWriter:
         refuse_other_content(self._fs, self._target)  # others may have written meanwhile
         manifest = ExportManifest(
             state=state,
-            base=base,
+            base=self._base,
             source=source,
             save_id=save_id,
             step=step,

@@ -46,6 +46,7 @@ from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import ExportError, SettingsError
 from tfos.serving import cache_directory, cache_use
+from tfos.serving.cache_use import INDEX_MANIFEST
 from tfos.serving.check_record import CheckRecord
 from tfos.serving.export_format import (
     ExportedTable,
@@ -57,7 +58,6 @@ from tfos.serving.export_format import (
 
 Array = np.ndarray[Any, Any]
 
-INDEX_MANIFEST = "index.json"
 INDEX_FORMAT = 1
 _DIGEST_BYTES = 8 << 20
 _COLUMNS = ("ids", "rows", "removed", "starts")
@@ -246,7 +246,7 @@ class IndexCache:
                 raise
             nbytes = _expected_nbytes(sources)
             raise cache_directory.no_room(self.directory, nbytes) from error
-        cache_use.remove_unused(self.directory, "index-*", INDEX_MANIFEST)
+        cache_use.remove_unused(self.directory)
         return built
 
     def remove(self, index: MappedIndex) -> None:
@@ -269,13 +269,13 @@ class IndexCache:
         return self._build_once(target, key, state, sources)
 
     def _make_room(self, has_room: Callable[[], bool]) -> bool:
-        return cache_use.make_room(self.directory, "index-*", INDEX_MANIFEST, has_room)
+        return cache_use.make_room(self.directory, has_room)
 
     def _build_once(
         self, target: Path, key: str, state: str, sources: list[TableSource]
     ) -> MappedIndex:
         """Build an index, or wait for the process that builds it."""
-        cache_use.remove_leftovers(self.directory, "index-*")  # before room is checked
+        cache_use.remove_leftovers(self.directory)  # before room is checked
         with self._alone(target):
             found = self._existing(target, key)  # built by the previous holder of the lock
             if found is not None:
@@ -299,7 +299,7 @@ class IndexCache:
         except SettingsError:  # a cache that this process may only read
             return self._existing(target, key)
         finally:
-            cache_use.remove_leftovers(self.directory, "index-*")  # the lock
+            cache_use.remove_leftovers(self.directory)  # the lock
 
     def _existing(self, target: Path, key: str, *, checks: bool = True) -> MappedIndex | None:
         try:

@@ -20,7 +20,7 @@ from ps.sorted_rows import search
 from ps.sorted_rows.merge import merged
 from ps.sorted_rows.order import SortedBatch
 from ps.string_ids.ids import ids_of
-from ps.tables.ids import as_bits, from_bits
+from ps.tables.ids import as_bits
 from tfos.errors import ExportError
 from tfos.serving.export_format import ExportedTable
 from tfos.serving.index_files import MappedIndex
@@ -97,15 +97,6 @@ class RowIndex:
             )
         self._fill(name, np.ascontiguousarray(bits).reshape(-1), out.reshape(-1, table.dim))
         return out
-
-    def rows(self, table: str, ids: Array) -> Array:
-        """Return the rows of ids as raw bits.
-
-        Args:
-            table: name of the table.
-            ids: [n] int64; for a table of uint64 ids, the same bits.
-        """
-        return self.lookup(table, from_bits(self.table(table), ids))
 
     def batches(self, name: str) -> Iterator[SortedBatch]:
         """Return all rows of a table, without those that a delta has removed.

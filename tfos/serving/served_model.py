@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ps.sorted_rows.merge import merged
+from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.errors import ExportError
 from tfos.serving.cache_directory import cache_directory
@@ -169,7 +170,8 @@ class ServedModel:
         Returns:
             [n, dim] of the table's dtype.
         """
-        return self._index.rows(table, keys)
+        index = self._index
+        return index.lookup(table, from_bits(index.table(table), keys))
 
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
         """Return all rows, for a file or a copy of the model; see RowSource.

@@ -82,11 +82,7 @@ class ServerExport:
                 self._add(writer, spec, base)
             if model is not None:
                 writer.add_model(model)
-            return writer.commit(
-                state=uuid.uuid4().hex,
-                base=state,
-                source="running servers",
-            )
+            return writer.commit(state=uuid.uuid4().hex, source="running servers")
 
     def _add(self, writer: ExportWriter, spec: TableSpec, base: ExportFiles | None) -> None:
         with whole(lambda: self._sorted(spec)) as sorter:

@@ -341,14 +341,10 @@ class _Export:
         self._export_fn(args)
 
 
-class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
-    def __init__(self, instance: _Stored) -> None:
-        super().__init__()
-        self._instance = instance
-
+class _Writer(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not checked
     def saveImpl(self, path: str) -> None:
         """Write Params, arguments and names of functions as JSON."""
-        instance = self._instance
+        instance = self.instance
         names = {each: reference_to(each, getattr(instance, each)) for each in instance.functions}
         try:
             _check_keys(vars(instance.args))
@@ -358,7 +354,7 @@ class _Writer(MLWriter):  # type: ignore[misc]  # pyspark is not checked
                 f"arguments that are no JSON cannot be saved ({error}); pass plain numbers, text, "
                 "lists and dicts in tf_args"
             ) from error
-        DefaultParamsWriter.saveMetadata(instance, path, self.sc, extraMetadata=extra)
+        self.saveMetadata(instance, path, self.sc, extraMetadata=extra)
 
 
 def _check_keys(value: Any) -> None:
@@ -377,15 +373,11 @@ def _check_keys(value: Any) -> None:
             _check_keys(each)
 
 
-class _Reader(MLReader[Any]):  # type: ignore[misc]  # pyspark is not checked
-    def __init__(self, cls: type[_Stored]) -> None:
-        super().__init__()
-        self._cls = cls
-
+class _Reader(DefaultParamsReader):  # type: ignore[misc]  # pyspark is not checked
     def load(self, path: str) -> Any:
         """Return the saved object."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc, "")
-        made: Any = self._cls.__new__(self._cls)
+        metadata = self.loadMetadata(path, self.sc)
+        made: Any = self.cls.__new__(self.cls)
         functions = {name: function_of(each) for name, each in metadata["functions"].items()}
         if functions:
             made.__init__(functions["train_fn"], metadata["args"], functions["export_fn"])

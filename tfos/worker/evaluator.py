@@ -36,19 +36,6 @@ def check_trains(node: PlannedNode, what: str) -> None:
         )
 
 
-def check_evaluates(node: PlannedNode) -> None:
-    """Refuse on nodes that train what only the evaluator does.
-
-    Raises:
-        PhaseError: this node trains.
-    """
-    if not node.is_evaluator:
-        raise PhaseError(
-            f"{node.name} trains, and evaluate_checkpoints() waits until the training is over. "
-            'Call it if ctx.job_name == "evaluator", with reserve(eval_node=True)'
-        )
-
-
 def evaluate_checkpoints(  # noqa: PLR0913 - of one call of NodeContext
     ctx: NodeContext,
     model: Any,
@@ -71,8 +58,16 @@ def evaluate_checkpoints(  # noqa: PLR0913 - of one call of NodeContext
         plan: settings by which the cluster saves; None: it does not.
         storages: storages that open the directory.
         poll_s: seconds between two looks at it.
+
+    Raises:
+        PhaseError: this node trains.
+        SettingsError: there is no directory.
     """
-    check_evaluates(node)
+    if not node.is_evaluator:
+        raise PhaseError(
+            f"{node.name} trains, and evaluate_checkpoints() waits until the training is over. "
+            'Call it if ctx.job_name == "evaluator", with reserve(eval_node=True)'
+        )
     place = directory or (plan.directory if plan else None)
     if place is None:
         raise SettingsError(

@@ -42,29 +42,12 @@ class WorkerManager(ManagerValues):
     """Manager of one worker's feeds under TensorFlowOnSpark's names.
 
     Args:
-        open_feed: `ctx.get_data_feed`.
+        data_feed: `ctx.get_data_feed`.
     """
 
-    def __init__(self, open_feed: OpenFeed) -> None:
+    def __init__(self, data_feed: OpenFeed) -> None:
         super().__init__()
-        self._open_feed = open_feed
-
-    def data_feed(
-        self,
-        train_mode: bool = True,
-        qname_in: str = "input",
-        qname_out: str = "output",
-        input_mapping: Mapping[str, str] | None = None,
-    ) -> DataFeed:
-        """Return the DataFeed over the rows that arrive here; see NodeContext.get_data_feed.
-
-        Args:
-            train_mode: False: a batch ends with its partition, for inference.
-            qname_in: name of the feed.
-            qname_out: accepted for compatibility, no effect.
-            input_mapping: column name to tensor name; batches are then dicts of lists.
-        """
-        return self._open_feed(train_mode, qname_in, qname_out, input_mapping)
+        self.data_feed = data_feed
 
     def get_queue(self, name: str) -> Any:
         """Refuse: there is no queue of single rows.

@@ -26,7 +26,7 @@ from tests.support.keras_training import (
     serving,
     together,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tfos.control.messages import BatchReport, EpochTrained, FitReading, LeaveBatch, TrainBatch
 from tfos.errors import (
     FeedEndedWarning,
@@ -903,6 +903,28 @@ def test_errors_of_feed_and_arguments_reach_fit():
         ctx.feed_channel.close()
         with pytest.raises(FeedClosed):
             next(waiting)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_error_that_was_read_ahead_comes_in_its_batch_s_turn(error):
+    readers: list[threading.Thread] = []
+
+    def map_fn(x, y):
+        if readers:
+            raise error("of the second batch")
+        readers.append(threading.current_thread())
+        return x, y
+
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        offer(ctx.feed_channel, rows_of(X[: 2 * BATCH], Y[: 2 * BATCH]), epoch=0)
+        dataset = FeedDataset(ctx, BATCH, ColumnRoles(map_fn=map_fn))
+        assert dataset.start_epoch()
+        readers[0].join(WAIT_S)
+        assert dataset.upcoming(1) is None
+        next(dataset)
+        with pytest.raises(error, match="of the second batch"):
+            next(dataset)
 
 
 def test_all_epochs_of_a_stream_are_trained_and_each_is_told_of_once_every_worker_has_it():

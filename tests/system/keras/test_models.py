@@ -370,7 +370,7 @@ def test_embedding_gradients_are_densified_up_to_a_size(cluster, monkeypatch):
     model = distribute(compiled(embedding()), cluster.contexts[0])
     model.fit(ids, Y[:64], batch_size=32, verbose=0)
     assert cluster.pushes == 2
-    monkeypatch.setattr("tfos.keras.step.gradients.gradient_step.MAX_DENSIFIED_BYTES", 799)
+    monkeypatch.setattr("tfos.keras.embedding.dense_embeddings.MAX_DENSIFIED_BYTES", 799)
     with serving() as second:
         model = distribute(compiled(embedding()), second.contexts[0])
         name = model.layers[0].name

@@ -143,7 +143,7 @@ def test_indexes_that_nobody_has_open_make_room_for_new_ones(tmp_path, cache):
 def test_an_index_that_is_being_removed_is_built_again(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(cache_use, "HOLD_TIMEOUT_S", 0.0)
     write_export(tmp_path / "e", ROWS)
-    manifest = serve(tmp_path / "e", cache).index_dirs[0] / index_files.INDEX_MANIFEST
+    manifest = serve(tmp_path / "e", cache).index_dirs[0] / cache_use.INDEX_MANIFEST
     key = manifest.parent.name.removeprefix("index-")
     gc.collect()
     with manifest.open("rb") as file:

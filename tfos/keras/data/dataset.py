@@ -145,13 +145,14 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._was_checked = False
         self._heads: deque[Any] = deque()
         """Items read but not handed out: batches, and the end or the error after them."""
-        self._over = self._in_loop = self._in_own_loop = self._trains = self._was_left = False
+        self._in_loop = self._in_own_loop = self._trains = self._was_left = False
         self._looked_at: Ready | None = None
         """The single batch that was taken outside of Keras' loops: the next loop begins with it. If
         more are taken, the program has its own loop, which trains them."""
-        self._batches = 0
-        self.rows = 0
-        """Number of rows handed out since the epoch's loop began."""
+        self.over = False
+        """Whether the end of the running epoch has been seen."""
+        self.batches = self.rows = 0
+        """Number of batches and rows handed out since the epoch's loop began."""
         self._warned = False
         self.feed = ""
         """Name of the feed; empty: files."""
@@ -183,49 +184,34 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return self.upcoming(0) if self.start_epoch() else None
 
     @property
-    def batches(self) -> int:
-        """Number of batches handed out since the epoch's loop began."""
-        return self._batches
-
-    @property
-    def over(self) -> bool:
-        """Whether the end of the running epoch has been seen."""
-        return self._over
-
-    @property
     def next_epoch(self) -> int:
         """First epoch whose batches were not all handed out."""
         return max(self.ended_epoch + 1, self.first_epoch)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that training waited for rows; near the training time: feed faster."""
-        return self._prefetcher.waited_s
 
     def at_end(self) -> bool:
         """Wait for the next batch or the end of the epoch; return whether it is the end.
 
         The caller has trained the previous batch; its rows count as trained.
         """
-        if self._lone is not None and self._batches:  # before its rows count as trained
-            self._lone.trained(self._batches, self.rows, is_over=False)
+        if self._lone is not None and self.batches:  # before its rows count as trained
+            self._lone.trained(self.batches, self.rows, is_over=False)
         self._came_back()
         head = self._peek()
-        self._over = is_end(head)
-        if self._over and self._mapped.left_out:
+        self.over = is_end(head)
+        if self.over and self._mapped.left_out:
             self._pass_over(self._mapped.left_out)
             self._mapped.left_out = ()
         if self._lone is not None:
-            self._lone.trained(self._batches, self.rows, is_over=self._over)
-        if self._over and self._batches and self._label_order is not None:
+            self._lone.trained(self.batches, self.rows, is_over=self.over)
+        if self.over and self.batches and self._label_order is not None:
             self._check_order(self._label_order.looks_sorted_at_end())
             self._label_order = None
         if isinstance(head, EpochEnd):
             self._came_back(head)
             self.ended_epoch = head.epoch
-        if isinstance(head, FeedEnd) and not self._batches:
+        if isinstance(head, FeedEnd) and not self.batches:
             self.warn_of_end()
-        return self._over
+        return self.over
 
     def warn_of_end(self) -> None:
         """Warn, once, that the feed has ended."""
@@ -261,7 +247,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if self.at_end():
             raise StopIteration
         ready = self._heads.popleft()
-        self._batches += 1
+        self.batches += 1
         self.rows += _num_rows(ready.values)
         if self._unmatched is not None and len(ready.values) == 1:
             check_has_labels(self._unmatched, self._mapped.names)
@@ -303,11 +289,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         while len(self._heads) <= place:
             if self._heads and not isinstance(self._heads[-1], Ready):
                 return None
-            try:
-                ready = self._prefetcher.take_ready()
-            except Exception as error:  # noqa: BLE001 - raised when its turn comes
-                ready = Failure(error)
-            if ready is None:
+            if (ready := self._prefetcher.take_ready()) is None:
                 return None
             self._heads.append(ready)
         ready = self._heads[place]
@@ -392,10 +374,10 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Note that the next batch is about to be read."""
 
     def _begin(self) -> None:
-        if self._over and self._heads and not isinstance(self._heads[0], FeedEnd):
+        if self.over and self._heads and not isinstance(self._heads[0], FeedEnd):
             self._heads.popleft()
-        self._over = False
-        self._batches = self.rows = 0
+        self.over = False
+        self.batches = self.rows = 0
         if self._looked_at is not None:
             self._heads.appendleft(self._looked_at)
             self._looked_at = None
@@ -459,7 +441,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def _check_measured(self, fit: RunningFit) -> None:
         """Refuse to measure rows of a running `fit` with its weights, or instead of training."""
         measures = fit.has_batches or fit.validation_data is self
-        is_behind = fit.is_last_epoch and (self._over or not fit.has_batches)
+        is_behind = fit.is_last_epoch and (self.over or not fit.has_batches)
         is_stopped = fit.has_batches and fit.model.stop_training
         steps = fit.measured_steps if fit.has_batches else fit.validation_steps
         weighs = fit.class_weight is not None and not fit.predicts
@@ -471,9 +453,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             why = "an epoch of a feed comes only once, so a measured epoch is not trained"
         elif steps is not None:
             why = f"after {steps} steps of a pass the next epoch may have only the other rows"
-        elif fit.has_batches and (self._in_loop or (self._batches > 0 and not self._over)):
+        elif fit.has_batches and (self._in_loop or (self.batches > 0 and not self.over)):
             why = (
-                f"its rows are in the middle of an epoch ({self._batches} batches so far), so the "
+                f"its rows are in the middle of an epoch ({self.batches} batches so far), so the "
                 "other rows of it would not be trained"
             )
         else:

@@ -86,7 +86,7 @@ class FileDataset(BatchDataset):
 
     def _loop_ended(self) -> None:
         """Make each validation and evaluation with fewer steps than batches read the same rows."""
-        if self._trains or self._over:
+        if self._trains or self.over:
             return
         self._restart(self.next_epoch)
 

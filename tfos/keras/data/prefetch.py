@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ POLL_S = 0.2
 
 
 class Failure:
-    """The exception that ended the thread; `take` raises it again."""
+    """The exception that ended the thread."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -51,7 +50,6 @@ class Prefetcher:
         self._closed = threading.Event()
         self._name = name
         self._thread: threading.Thread | None = None
-        self.waited_s = 0.0
 
     def start(self) -> None:
         """Begin to read an epoch; nothing if one is being read."""
@@ -61,16 +59,14 @@ class Prefetcher:
         self._thread.start()
 
     def take(self, on_wait: Callable[[], None] | None = None) -> Any:
-        """Return the next batch or the end; wait as long as the reader does.
+        """Return the next batch, the end or a Failure; wait as long as the reader does.
 
         Args:
             on_wait: called again and again meanwhile.
 
         Raises:
-            Exception: the exception that reading raised.
             RuntimeError: the prefetcher was closed.
         """
-        begin_s = time.monotonic()
         item = None
         while item is None:
             try:
@@ -80,18 +76,14 @@ class Prefetcher:
                     raise RuntimeError("the dataset was closed; create another one") from None
                 if on_wait is not None:
                     on_wait()
-        self.waited_s += time.monotonic() - begin_s
-        if isinstance(item, Failure):
-            self._thread = None
-            raise item.error
-        if self._is_end(item):
+        if isinstance(item, Failure) or self._is_end(item):
             if self._thread is not None:
                 self._thread.join()
             self._thread = None
         return item
 
     def take_ready(self) -> Any:
-        """Return the next batch or the end if it was read by now, else None. Raises as `take`."""
+        """Return what `take` would if it was read by now, else None."""
         return None if self._queue.empty() else self.take()
 
     def restart(self) -> None:

@@ -13,6 +13,8 @@ import keras
 
 logger = logging.getLogger(__name__)
 
+MAX_DENSIFIED_BYTES = 64 << 20
+"""Largest dense gradient made from the rows of an embedding, in bytes; every step would send it."""
 WARNED_BYTES = 1 << 20
 """Smallest weights that are warned of, in bytes; a table is not worth its lookups below it."""
 
@@ -30,12 +32,10 @@ def replacement(model: Any, variable: Any) -> str:
     return ""
 
 
-def warn_of_large(model: Any, limit_bytes: int) -> None:
+def warn_of_large(model: Any) -> None:
     """Log one warning that names the large dense embeddings of a built model, if it has any.
 
-    Args:
-        model: the built model.
-        limit_bytes: limit of weights in bytes; training refuses larger ones.
+    Training refuses those above MAX_DENSIFIED_BYTES.
     """
     found = []
     for layer in _dense_layers(model):
@@ -43,7 +43,7 @@ def warn_of_large(model: Any, limit_bytes: int) -> None:
             weight.value.dtype.size * int(weight.value.shape.num_elements())
             for weight in layer.trainable_weights
         )
-        if WARNED_BYTES <= num_bytes <= limit_bytes:
+        if WARNED_BYTES <= num_bytes <= MAX_DENSIFIED_BYTES:
             found.append(f"{_line(layer)}, {num_bytes} bytes")
     if found:
         logger.warning(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +96,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         check: function that refuses arguments by name with which no fit can run.
 
     Attributes:
+        name: prefix of the keys of the fit's rendezvous.
         last: callbacks that run after all others, in their order.
         given_on: all callbacks that the model's own `fit` was given, a list or a CallbackList.
         rows: number of rows of all workers in the epoch that has just ended.
@@ -127,7 +127,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._validation = validation
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None
         self._feed = "" if self._dataset is None else self._dataset.feed
-        self._name = rendezvous_prefix(number)
+        self.name = validation.name
         self._rows_before = self._steps_before = 0
         self._told: set[str] = set()
         self._has_told_unshared = self._has_told_names = False
@@ -225,7 +225,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def _beginnings(self) -> dict[int, Beginning]:
         own = msgspec.msgpack.encode(self.data.beginning())
-        told = self._trainer.workers.rendezvous(f"{self._name}/begin", own)
+        told = self._trainer.workers.rendezvous(f"{self.name}/begin", own)
         return _by_rank(told, Beginning)
 
     def _join_others(self, place: FitPlace) -> None:
@@ -238,7 +238,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             told = {rank: each.data for rank, each in self._beginnings().items()}
             self.data.join(told, place)
             return
-        key = f"{self._name}/{place.epoch - 1}/decision"
+        key = f"{self.name}/{place.epoch - 1}/decision"
         own = Decision(chief=False, stop=False, data=self.data.state(), joins=True)
         answers = self._trainer.workers.rendezvous(key, msgspec.msgpack.encode(own))
         decisions = _by_rank(answers, Decision)
@@ -329,7 +329,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             return [report]
         own = self._validation.take_metrics()
         report = msgspec.structs.replace(report, metrics=own.states(logs))
-        key = f"{self._name}/{epoch}"
+        key = f"{self.name}/{epoch}"
         answers = self._trainer.workers.rendezvous(f"{key}/metrics", msgspec.msgpack.encode(report))
         by_rank: dict[int, Report] = _by_rank(answers, Report)
         reports = list(by_rank.values())
@@ -431,7 +431,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             feeds = self._trainer.ctx.trained_feeds
             feeds.trained(self._feed, min(ended), following, lacks_worker=lacks)
         if lacks:  # every worker that has these reports sees it
-            self._trainer.workers.rendezvous(f"{self._name}/{epoch}/decided", b"")
+            self._trainer.workers.rendezvous(f"{self.name}/{epoch}/decided", b"")
 
 
 class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -439,18 +439,14 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     Args:
         trainer: trainer of the model.
-        name: prefix of the rendezvous' keys.
         kept_rate: kept rate of the model.
         before: the first callback.
     """
 
-    def __init__(
-        self, trainer: PSTrainer, name: str, kept_rate: KeptRate, before: BeforeCallbacks
-    ) -> None:
+    def __init__(self, trainer: PSTrainer, kept_rate: KeptRate, before: BeforeCallbacks) -> None:
         super().__init__()
         self._before = before
         self._trainer = trainer
-        self._name = name
         self._kept_rate = kept_rate
         self._has_run = self._has_overruled = False
 
@@ -485,7 +481,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._has_run = True
         trainer.workers.join()
         self._kept_rate.record()
-        self._follow(f"{self._name}/{epoch}/decision")
+        self._follow(f"{self._before.name}/{epoch}/decision")
         self._before.end_last_epoch(epoch)
         if self.model.stop_training:
             trainer.pull_averages()
@@ -499,7 +495,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             self._trainer.finalize()
         self._kept_rate.end()
         self._trainer.tell_changed()
-        self._follow(f"{self._name}/end")
+        self._follow(f"{before.name}/end")
         self._trainer.pull()
 
     def _follow(self, key: str) -> None:
@@ -527,15 +523,6 @@ def _leading(decisions: Mapping[int, Decision]) -> Decision | None:
     return next((each for each in decided if each.chief), next(iter(decided), None))
 
 
-def rendezvous_prefix(number: int) -> str:
-    """Return the prefix of the keys of a fit's rendezvous.
-
-    Args:
-        number: number of the fit.
-    """
-    return f"fit/{number}"
-
-
 def combine(reports: Iterable[Report]) -> dict[str, float]:
     """Return the means of the workers' logs, weighted by rows.
 
@@ -547,13 +534,10 @@ def combine(reports: Iterable[Report]) -> dict[str, float]:
             weight = report.val_rows if name.startswith("val_") else report.rows
             if weight:
                 weighted.setdefault(name, []).append((value, weight))
-    return {name: weighted_mean(values) for name, values in weighted.items()}
-
-
-def weighted_mean(values: list[tuple[float, int]]) -> float:
-    """Return the mean of (value, weight) pairs; NaN without weight."""
-    total = sum(weight for _, weight in values)
-    return sum(value * weight for value, weight in values) / total if total else math.nan
+    return {
+        name: sum(value * weight for value, weight in values) / sum(w for _, w in values)
+        for name, values in weighted.items()
+    }
 
 
 def numbers_in(logs: dict[str, Any]) -> Iterable[tuple[str, float]]:

@@ -39,20 +39,15 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
     Args:
         trainer: trainer of the model.
         before: the first callback; it knows all workers' rows and steps.
-        dataset: the dataset that `fit` reads.
         arguments: arguments of `fit`, by name.
         number: number of this fit of the model, from 0.
     """
 
     def __init__(
-        self,
-        trainer: PSTrainer,
-        before: BeforeCallbacks,
-        dataset: Any,
-        arguments: dict[str, Any],
-        number: int,
+        self, trainer: PSTrainer, before: BeforeCallbacks, arguments: dict[str, Any], number: int
     ) -> None:
         super().__init__()
+        dataset = arguments.get("x")
         self._ctx = trainer.ctx
         self._before = before
         self._dataset = dataset if isinstance(dataset, BatchDataset) else None

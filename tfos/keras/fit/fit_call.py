@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -25,12 +26,7 @@ from tfos.keras.data.running_fit import KERAS_FIT
 from tfos.keras.embedding.layer import refuse_tables
 from tfos.keras.fit import validation
 from tfos.keras.fit.callbacks import listed
-from tfos.keras.fit.epoch_agreement import (
-    AfterCallbacks,
-    BeforeCallbacks,
-    FitEnded,
-    rendezvous_prefix,
-)
+from tfos.keras.fit.epoch_agreement import AfterCallbacks, BeforeCallbacks, FitEnded
 from tfos.keras.fit.epoch_report import EpochReporter, count_left_out
 from tfos.keras.fit.learning_rate import KeptRate
 from tfos.keras.fit.progress import EpochProgressBar, ProgressReport
@@ -146,31 +142,33 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
     """
     kept_rate = KeptRate(trainer)
     original = model.fit
-    fits = iter(range(1 << 62))
+    fits = itertools.count()
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
         given = FitArguments(original, args, kwargs)
         arguments = given.by_name
         dataset = arguments.get("x")
-        _check(arguments, trainer)
+        check_rows("fit", arguments)
+        _check_steps(arguments, trainer)
+        _check_callbacks(arguments, trainer)
         if trainer.ctx.num_workers > 1:
             given.check_can_join()
         trainer.begin_fit()
         number = next(fits)  # counts fits that begin: a refused one may be called again
-        if _is_over(begins := _place(trainer.ctx, dataset), number):
+        begins = _place(trainer.ctx, dataset)
+        if begins is not None and number < begins.number:  # it was over
             trainer.pull()
             count_left_out()
             return _left_out(model, number)
         place = _joined(trainer.ctx, begins, arguments, number)
         kept_rate.begin(number)
-        name = rendezvous_prefix(number)
-        passes = validation.ValidationPasses(trainer, arguments, name)
+        passes = validation.ValidationPasses(trainer, arguments, number)
         trainer.begin_validation = passes.begin
         check = functools.partial(_check_steps, trainer=trainer)
         before = BeforeCallbacks(trainer, arguments, passes, number, place, check)
-        report = EpochReporter(trainer, before, dataset, arguments, number)
-        before.last = [report, AfterCallbacks(trainer, name, kept_rate, before)]
+        report = EpochReporter(trainer, before, arguments, number)
+        before.last = [report, AfterCallbacks(trainer, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
         given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         arguments["callbacks"] = before.given_on = given_on
@@ -258,10 +256,6 @@ def _place(ctx: WorkerContext, dataset: Any) -> FitPlace | None:
     return None if found is None else found.fit
 
 
-def _is_over(place: FitPlace | None, number: int) -> bool:
-    return place is not None and number < place.number
-
-
 def _joined(
     ctx: WorkerContext, place: FitPlace | None, arguments: dict[str, Any], number: int
 ) -> FitPlace | None:
@@ -283,12 +277,6 @@ def _left_out(model: Any, number: int) -> Any:
     model.history.set_model(model)
     model.history.on_train_begin()
     return model.history
-
-
-def _check(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    check_rows("fit", arguments)
-    _check_steps(arguments, trainer)
-    _check_callbacks(arguments, trainer)
 
 
 def check_rows(call: str, arguments: Mapping[str, Any]) -> None:

@@ -107,8 +107,6 @@ class LocalContext:
     fit_place = None
     resumes_epochs = False
     resumes_rate = False
-    log_dir: str | None = None
-    feed_channel: Any = None
 
     def __init__(self) -> None:
         self.epochs = self.trained_feeds = self.seen_progress = _NoReports()
@@ -121,15 +119,6 @@ class LocalContext:
     def save_now(self) -> str | None:
         """Save nothing; see NodeContext.save_now."""
 
-    def report_progress(
-        self,
-        step: int,
-        rows: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Ignore the report. Arguments as for NodeContext.report_progress."""
-
     def report_numbers(self, numbers: Mapping[str, float | None]) -> None:
         """Ignore the report. Arguments as for NodeContext.report_numbers."""
 
@@ -138,16 +127,13 @@ class LocalContext:
         self._server.close()
 
 
-def train_here(model: Any) -> Any:
+def train_here(model: Any) -> None:
     """Put a compiled model's parameters on a server in this process; `fit` then trains there.
 
     `fit` and `train_on_batch` call it for a model with Embeddings that is not distributed.
 
     Args:
         model: the compiled, undistributed model.
-
-    Returns:
-        The same model object.
 
     Raises:
         UnsupportedModel, UnsupportedOptimizer: a cluster would refuse the model.
@@ -165,7 +151,6 @@ def train_here(model: Any) -> Any:
         "the tables of %s live in this process; ctx.distribute(model) puts them on servers",
         model.name,
     )
-    return model
 
 
 def _is_untrained(model: Any) -> bool:

@@ -139,15 +139,12 @@ class _Recorder:
 
     def close(self) -> None:
         """Close all writers and the client; ignore failures."""
-        for close in (*(writer.close for writer in self._writers.values()), self._close_client):
+        for opened in (*self._writers.values(), self._client):
             try:
-                close()
+                if opened is not None:
+                    opened.close()
             except Exception:
                 logger.debug("closing after the last scalars failed", exc_info=True)
-
-    def _close_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
     def _write(self, run: str, scalars: Scalars, step: int) -> None:
         values = list(scalars)
@@ -171,12 +168,11 @@ class _Recorder:
 
     def _cluster_scalars(self, servers: Sequence[ServerStats]) -> Scalars:
         yield from worker_rows(servers)
-        if self._ctx.feed_channel is not None:
-            for feed in self._ctx.feed_channel.feeds():
-                if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
-                    continue  # a feed without rows, such as validation's: its charts would be empty
-                for field in _FEED_FIELDS:
-                    yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
+        for feed in self._ctx.feed_channel.feeds():
+            if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
+                continue  # a feed without rows, such as validation's: its charts would be empty
+            for field in _FEED_FIELDS:
+                yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
         if trainer.skipped_steps:  # none is with on_nonfinite="error": a chart of zeros
             yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)

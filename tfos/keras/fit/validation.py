@@ -30,15 +30,18 @@ class ValidationPasses:
     Args:
         trainer: trainer of the model.
         arguments: arguments of `fit` by name.
-        name: name of the fit, the same on all workers.
+        number: number of the fit.
+
+    Attributes:
+        name: prefix of the keys of the fit's rendezvous, the same on all workers.
     """
 
-    def __init__(self, trainer: PSTrainer, arguments: dict[str, Any], name: str) -> None:
+    def __init__(self, trainer: PSTrainer, arguments: dict[str, Any], number: int) -> None:
         self._trainer = trainer
         trained, data = arguments.get("x"), arguments.get("validation_data")
         self._trained = trained if isinstance(trained, FeedDataset) else None
         self._dataset = data if isinstance(data, BatchDataset) else None
-        self._name = name
+        self.name = f"fit/{number}"
         self.epoch = 0
         """Of the fit, that is validated next."""
         self._has_run = self._has_warned = False
@@ -57,7 +60,7 @@ class ValidationPasses:
             self._training = measure(trainer.model)  # Keras resets them before it evaluates
         if isinstance(self._dataset, FeedDataset):
             self._warn_unless_fed(self._dataset)
-            trainer.workers.rendezvous(f"{self._name}/validation/{self.epoch}", b"")
+            trainer.workers.rendezvous(f"{self.name}/validation/{self.epoch}", b"")
 
     def _warn_unless_fed(self, validating: FeedDataset) -> None:
         trained = self._trained

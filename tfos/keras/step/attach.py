@@ -21,7 +21,6 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
-from tfos.keras.step.gradients.gradient_step import MAX_DENSIFIED_BYTES
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
@@ -59,36 +58,12 @@ def attach(
         None.
 
     Raises:
-        UnsupportedModel: the servers hold another model, or the settings do not fit this one.
+        UnsupportedModel: the servers hold another model.
+        SettingsError, UnsupportedModel: the settings do not fit the model.
         PSError: as for PSClient.seed and PSClient.attach.
     """
-    manifest = distributed_manifest(variables, model.optimizer, settings)
-    num_updates, timeout_s = None, limit_s(client)
-    if seeds:
-        dense_embeddings.warn_of_large(model, MAX_DENSIFIED_BYTES)
-        groups = (*variables.groups, *variables.frozen)
-        manifest = as_served(manifest, client)
-        values = {group.name: group.values() for group in groups}
-        num_updates = client.seed(manifest, values, timeout_s=timeout_s)
-    adopted = client.attach(timeout_s=timeout_s)
-    check_same(manifest, adopted)
-    manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
-    adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
-    return num_updates
-
-
-def distributed_manifest(variables: Variables, optimizer: Any, settings: Settings) -> Manifest:
-    """Return what a model with these settings needs from the servers; bucket_bytes is open.
-
-    Args:
-        variables: the model's.
-        optimizer: the model's.
-        settings: settings of `ctx.distribute`.
-
-    Raises:
-        SettingsError, UnsupportedModel: the settings do not fit the model.
-    """
-    return variables.manifest(
+    optimizer = model.optimizer
+    manifest = variables.manifest(
         optimizer,
         consistency=settings.consistency,
         reduction=settings.reduction,
@@ -98,6 +73,18 @@ def distributed_manifest(variables: Variables, optimizer: Any, settings: Setting
         ),
         compression=settings.compression,
     )
+    num_updates, timeout_s = None, limit_s(client)
+    if seeds:
+        dense_embeddings.warn_of_large(model)
+        groups = (*variables.groups, *variables.frozen)
+        manifest = as_served(manifest, client)
+        values = {group.name: group.values() for group in groups}
+        num_updates = client.seed(manifest, values, timeout_s=timeout_s)
+    adopted = client.attach(timeout_s=timeout_s)
+    check_same(manifest, adopted)
+    manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
+    adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
+    return num_updates
 
 
 def adopt_frozen(

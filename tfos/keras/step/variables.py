@@ -157,11 +157,11 @@ class Variables:
         self,
         optimizer: Any,
         *,
-        consistency: Consistency = "async",
-        reduction: Literal["mean", "sum"] = "mean",
-        staleness_bound: int = 0,
-        staleness_aware: bool = False,
-        compression: Compression = "none",
+        consistency: Consistency,
+        reduction: Literal["mean", "sum"],
+        staleness_bound: int,
+        staleness_aware: bool,
+        compression: Compression,
     ) -> Manifest:
         """Return the manifest of the groups.
 

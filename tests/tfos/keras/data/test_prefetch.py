@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.waiting import WAIT_S
 from tfos.keras.data.epoch_length import EpochLength
-from tfos.keras.data.prefetch import Prefetcher
+from tfos.keras.data.prefetch import Failure, Prefetcher
 
 END = "end"
 
@@ -42,10 +42,9 @@ def test_no_more_than_depth_and_one_are_read_ahead_and_nothing_past_the_end():
     assert len(read) == 3
     assert [reader.take() for _ in range(6)] == [0, 1, 2, 3, 4, END]
     assert len(read) == 6
-    assert reader.waited_s >= 0
 
 
-def test_an_error_is_raised_where_the_batch_is_taken_and_reading_can_go_on():
+def test_an_error_is_told_where_the_batch_is_taken_and_reading_can_go_on():
     steps = iter([1, ValueError("bad row"), 2, END])
 
     def source():
@@ -57,8 +56,9 @@ def test_an_error_is_raised_where_the_batch_is_taken_and_reading_can_go_on():
     reader = Prefetcher(source, lambda item: item == END, depth=1, name="read")
     reader.start()
     assert reader.take() == 1
-    with pytest.raises(ValueError, match="bad row"):
-        reader.take()
+    failed = reader.take()
+    assert isinstance(failed, Failure)
+    assert str(failed.error) == "bad row"
     reader.start()
     assert [reader.take(), reader.take()] == [2, END]
 

@@ -32,9 +32,6 @@ from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
 from tfos.keras.step.variables import Variables
 
-MAX_DENSIFIED_BYTES = 64 << 20
-"""Largest dense gradient made from the rows of an embedding, in bytes; every step would send it."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -277,11 +274,12 @@ class GradientStep:
         if not isinstance(gradient, tf.IndexedSlices):
             return tf.convert_to_tensor(gradient)
         num_bytes = tf.TensorShape(variable.shape).num_elements() * gradient.dtype.size
-        if num_bytes > MAX_DENSIFIED_BYTES:
+        if num_bytes > dense_embeddings.MAX_DENSIFIED_BYTES:
             line = dense_embeddings.replacement(self._model, variable)
             raise UnsupportedModel(
                 f"the gradient of {variable.path!r} {tuple(variable.shape)} is sparse and would be "
-                f"{num_bytes} bytes as a dense tensor every step, more than {MAX_DENSIFIED_BYTES}; "
+                f"{num_bytes} bytes as a dense tensor every step, more than "
+                f"{dense_embeddings.MAX_DENSIFIED_BYTES}; "
                 + (f"write {line}. Or " if line else "")
                 + "map the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set "
                 "the layer's trainable=False"
