@@ -841,7 +841,7 @@ def test_a_callback_that_looks_at_a_batch_inside_of_an_epoch_takes_none(is_distr
             steps.append(batch)
             seen.extend(x.numpy() for x, _ in itertools.islice(dataset, 1))
             if batch == 0:
-                with pytest.raises(SettingsError, match="has taken 1 batches of this dataset and"):
+                with pytest.raises(SettingsError, match="and has taken 1 in this epoch, so a loop"):
                     list(dataset)
 
         looks = keras.callbacks.LambdaCallback(on_train_batch_end=look)
@@ -850,6 +850,20 @@ def test_a_callback_that_looks_at_a_batch_inside_of_an_epoch_takes_none(is_distr
         assert [each.trained_rows for each in stats(ctx).epochs] == [21, 21]
         assert cluster.rows(0) == 42 * is_distributed
         np.testing.assert_array_equal(np.concatenate(seen[:2]), X[8:21])
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_loop_behind_one_that_an_error_broke_off_has_the_rest(call):
+    """It was taken for one inside of the call that had ended, and was refused."""
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        event = "on_train_batch_end" if call == "fit" else "on_test_batch_end"
+        fails = keras.callbacks.LambdaCallback(**{event: lambda batch, logs: 1 / 0})
+        with pytest.raises(ZeroDivisionError):
+            getattr(make_model(), call)(dataset, verbose=0, callbacks=[fails])
+        np.testing.assert_array_equal(np.concatenate([x for x, _ in dataset]), X[8:21])
 
 
 def test_each_loop_of_the_programs_own_is_an_epoch_and_a_look_takes_nothing():

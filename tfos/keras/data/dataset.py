@@ -40,7 +40,7 @@ from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
-from tfos.keras.data.running_fit import RunningFit, running_fit
+from tfos.keras.data.running_fit import RunningFit, running_fit, runs_in_loop_over
 from tfos.keras.protocols import RowsContext
 
 logger = logging.getLogger(__name__)
@@ -234,8 +234,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         It begins with the batch that was only looked at. Within Keras' loop it has no other: they
         are that loop's.
         """
-        if self._in_loop:
+        if self._in_loop and runs_in_loop_over(self):
             return self._look()
+        self.leave_loop()  # an error may have broken it off
         self._begin()
         self._in_own_loop = False
         return iter(self.__next__, None)  # `iter` of it, as in a loop over the rest, begins nothing
@@ -270,8 +271,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             return
         yield self._tensors(head)
         raise SettingsError(
-            f"the running fit, evaluate or predict has taken {self._batches} batches of this "
-            "dataset and takes the others, so a loop inside of it sees only the next one. Give "
+            "the running fit, evaluate or predict takes the batches of this dataset, and has taken "
+            f"{self.batches} in this epoch, so a loop inside of it sees only the next one. Give "
             "that loop a dataset of its own: rows.dataset(...), or another feed"
         )
 
