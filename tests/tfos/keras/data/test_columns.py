@@ -169,8 +169,30 @@ def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, sh
     """It was trained as an infinite one, with a warning of numpy's in the thread that reads."""
     with pytest.raises(SettingsError, match=f"a batch has numbers {shown}.*dtypes='float64'"):
         RowMapper(dtypes=dtype)((values, LABELS))
-    with pytest.raises(SettingsError, match=r"numbers from .* of u\.v, of which some"):
-        RowMapper("u.v", dtypes={"u.v": dtype or "float32"})({"u": {"v": values}})
+    told = r"numbers from .* of u\.v, of which some .*dtypes={'u\.v': 'float64'}.* in map_fn"
+    for features in (None, "u", "u.v", {"x": ["u.v", "w"]}, 0, slice(0, None)):
+        with pytest.raises(SettingsError, match=told):
+            RowMapper(features, dtypes={"u.v": dtype or "float32"})(
+                {"u": {"v": values}, "w": values}
+            )
+
+
+def test_a_column_that_nobody_selects_may_have_any_numbers():
+    """Beside dtypes by name it was refused, though nothing is trained of it."""
+    rows = {"x": np.ones(3), "y": LABELS, "s": {"a": np.ones(3), "least": np.full(3, -1.7e308)}}
+    x, y = RowMapper(["x", "s.a"], "y", {"y": "int8"})(rows)
+    assert (x.dtype, y.dtype) == (np.float32, np.int8)
+    for features in (None, "s", ["x", "s.least"], {"a": "s.least"}):
+        with pytest.raises(
+            SettingsError, match=r"-1\.7e\+308 of s\.least, of which some become inf"
+        ):
+            RowMapper(features, features and "y", {"y": "int8"})(rows)
+
+
+def test_texts_of_numbers_are_told_like_numbers():
+    texts = np.array(["1", "1e39"], object)
+    with pytest.raises(SettingsError, match=r"numbers from 1\.0 to 1e\+39 of x, of which some"):
+        RowMapper("x", dtypes={"x": "float32"})({"x": texts})
 
 
 def test_floats_keep_what_is_infinite_and_round_the_others():
