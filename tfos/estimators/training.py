@@ -169,7 +169,8 @@ class FitSettings:
 
     def _check_config(self) -> None:
         """Refuse another type, and what would save elsewhere or train a part of the epochs."""
-        word, config = self._word("config"), config_of(self.config)
+        word = self._word("config")
+        config = config_of(self.config, word)
         if config.checkpoints is not None:
             where = self._word("checkpointDir")
             raise SettingsError(
@@ -406,8 +407,10 @@ def _evaluated(
 ) -> dict[str, float]:
     report: Any = None
     with slots_for(sc, 1):
-        # A worker that is started again would measure the rows that are left.
-        config = dataclasses.replace(_config(settings), checkpoints=None, restarts=Restarts())
+        # No server saves, and a worker that is started again would measure the rows that are left.
+        config = dataclasses.replace(
+            _config(settings), checkpoints=None, save_on_interrupt=None, restarts=Restarts()
+        )
         cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
         with cluster:
             cluster.start(program)

@@ -337,6 +337,7 @@ def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_so
     assert (kept["loss"], kept["val_loss"], kept["a_0"]) == (1.0, 2.0, 0.5)
     (warning,) = [each for each in caplog.messages if "left out" in each]
     assert warning.startswith(f"metrics 'f1', 'a_{MAX_METRICS - 2}', 'a_{MAX_METRICS - 1}' are")
+    assert f"a metric is one number and an epoch has at most {MAX_METRICS}." in warning
 
 
 def test_the_best_is_kept_by_any_metric_of_many(monkeypatch):

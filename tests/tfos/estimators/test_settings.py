@@ -36,7 +36,7 @@ def test_a_fit_shares_slots_with_those_beside_it():
 def test_a_fit_and_an_evaluation_have_the_other_settings_of_a_cluster(played, monkeypatch):
     """Dynamic allocation was refused, and what accepts it was no argument of an estimator."""
     twice = Restarts(workers=2)
-    given = ClusterConfig(allow_dynamic=True, hang_s=60.0, verbose=False, restarts=twice)
+    given = ClusterConfig(allow_dynamic=True, save_on_interrupt="/i", verbose=False, restarts=twice)
     settings = FitSettings(cluster_size=2, checkpoint_dir="/c", config=given)
     settings.check()
     program: Any = None
@@ -51,8 +51,11 @@ def test_a_fit_and_an_evaluation_have_the_other_settings_of_a_cluster(played, mo
     training._evaluated(None, program, settings)
     assert [each.checkpoints and each.checkpoints.directory for each in reserved] == ["/c", None]
     assert [each.restarts for each in reserved] == [twice, Restarts()]
+    assert [each.save_on_interrupt for each in reserved] == ["/i", None]  # it would be warned of
     for each in reserved:
-        own = dataclasses.replace(each, checkpoints=None, shares_slots=False, restarts=twice)
+        own = dataclasses.replace(
+            each, checkpoints=None, shares_slots=False, restarts=twice, save_on_interrupt="/i"
+        )
         assert (own, each.shares_slots) == (given, True)
     assert not training._config(FitSettings(verbose=False, config=ClusterConfig())).verbose
 
@@ -106,6 +109,10 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(class_weight=[1.0]), "class_weight must be a dict from class to weight"),  # type: ignore[arg-type]
         (FitSettings(class_weight={0: math.nan}), "weight of class 0 must be a finite number"),
         (FitSettings(config={}), r"^config must be a tfos.ClusterConfig or None, got \{\}"),  # type: ignore[arg-type]
+        (
+            FitSettings(config={}, words={"config": "cluster_config"}),
+            "^cluster_config must be a tfos",
+        ),  # type: ignore[arg-type]
         (
             FitSettings(config=ClusterConfig(checkpoints=Checkpoints(directory="/c"))),
             r"config=ClusterConfig\(checkpoints=…\): .* save in checkpointDir. Name",

@@ -387,7 +387,7 @@ def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
     except FloatingPointError:
         numbers = values.astype(np.float64) if values.dtype == object else values
         finite = numbers[np.isfinite(numbers)]
-        how = "Scale it, also in map_fn=..., or give one that holds them, such as dtypes='float64'"
+        how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
         if name:  # map_fn gets what the cast makes
             how = (
                 f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."

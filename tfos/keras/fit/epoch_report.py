@@ -196,16 +196,16 @@ def shown_metrics(
     numbers = dict(numbers_in(single))
     kept = first_metrics(numbers, most, wanted)
     if left_out := [*several, *(name for name in numbers if name not in kept)]:
-        _tell_left_out(", ".join(map(repr, left_out)), most)
+        _tell_left_out(", ".join(map(repr, left_out)))
     return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in kept.items()}
 
 
 @functools.lru_cache(maxsize=16)  # each epoch would say the same
-def _tell_left_out(names: str, most: int) -> None:
+def _tell_left_out(names: str) -> None:
     logger.warning(
-        "metrics %s are left out at the driver, where an epoch or evaluation has at most %d "
-        "metrics of one number each. For a metric per class, compile one with average='macro' too; "
-        "main_fun can return the others",
+        "metrics %s are left out at the driver, where a metric is one number and an epoch has at "
+        "most %d. For a metric per class, compile one with average='macro' too; main_fun can "
+        "return the others",
         names,
-        most,
+        MAX_METRICS,
     )
