@@ -172,6 +172,7 @@ def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(
         for use in (
             lambda: model.predict(((each,) for each in [X]), steps=1),
             lambda: model.predict(tf.data.Dataset.from_generator(lambda: [X], tf.int64)),
+            lambda: model.predict(tf.data.Dataset.range(3)),  # it has no batches
             lambda: model.predict_on_batch("no rows"),
             lambda: model.save(tmp_path / "m.keras"),
         ):

@@ -469,7 +469,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Return the batches of the running epoch."""
-        return self
+        return LoopBatches(self)
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Refuse: TensorFlow's is the only backend that works.

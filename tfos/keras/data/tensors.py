@@ -106,7 +106,7 @@ def zeros_of(specs: Any) -> Any:
         ragged = getattr(spec, "ragged_rank", 0)
         if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) or ragged > 1:
             return None
-        if spec.shape.rank is None or not spec.shape[1 + ragged :].is_fully_defined():
+        if not spec.shape.rank or not spec.shape[1 + ragged :].is_fully_defined():
             return None
     return (tree.map_structure(_zeros_of, x),)
 
