@@ -19,7 +19,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.cluster import TFCluster
-from tfos.config import Checkpoints, ClusterConfig, Restarts
+from tfos.config import ClusterConfig, Restarts
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
