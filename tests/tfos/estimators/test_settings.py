@@ -19,7 +19,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.cluster import TFCluster
-from tfos.config import ClusterConfig, Restarts
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
@@ -112,6 +112,10 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (
             FitSettings(config={}, words={"config": "cluster_config"}),  # type: ignore[arg-type]
             "^cluster_config must be a tfos",
+        ),
+        (
+            FitSettings(config=ClusterConfig(checkpoints=Checkpoints(directory="/c"))),
+            r"config=ClusterConfig\(checkpoints=…\): .* save in checkpointDir. Name",
         ),
         (
             FitSettings(config=ClusterConfig(restarts=Restarts(workers=1))),
