@@ -310,14 +310,15 @@ class NodeContext(PortedContext):
             batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
             feed: name of the feed, one of `reserve(queues=…)`, or "validation".
             feature_cols: values of a row that are x: a position or a slice, a name, a list of
-                these (numbers side by side as one matrix [batch, n]; arrays and text as several
-                inputs), or a dict from the model's input names. None, without `label_cols`: rows
-                are (x, y) or (x, y, weight).
+                these (numbers side by side as one matrix [batch, n], integers beside floats as
+                floats; arrays and text as several inputs), or a dict from the model's input names.
+                None, without `label_cols`: rows are (x, y) or (x, y, weight).
             label_cols: values that are y, as for `feature_cols`.
             weight_col: value that is the sample weight, float[batch].
             dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
                 as it is); or by column. An integer dtype cuts off fractions and refuses numbers
-                that it cannot hold. None: float64 becomes Keras' floatx.
+                that it cannot hold. None: float64 becomes Keras' floatx. Finite numbers that would
+                become infinite are refused.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
                 whole batch, [batch, …]; runs in the thread that reads ahead.
 
