@@ -120,7 +120,7 @@ class LogSnapshot:
             num_buckets: the first units.
         """
         return sum(
-            self._is_whole(live, seen) and self._has_all(live, seen, num_buckets)
+            self._is_whole(live, seen) and min(seen[:num_buckets], default=0) == live.sequence
             for live, _, seen in self._pairs
         )
 
@@ -158,10 +158,6 @@ class LogSnapshot:
         num_expected = live.num_expected or self._num_units
         is_under_way = live.sequence > live.completed
         return is_under_way and 0 < num_expected <= seen.count(live.sequence)
-
-    def _has_all(self, live: LiveSession, seen: array[int], num_buckets: int) -> bool:
-        is_under_way = live.sequence > live.completed
-        return is_under_way and num_buckets > 0 and min(seen[:num_buckets]) == live.sequence
 
 
 MAX_SESSIONS = 4096

@@ -38,7 +38,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         """Whether the process is on this host: bytes to it pass no network."""
         if self.inproc:
             return True
-        return self.boot_id == boot_id() if self.boot_id else _is_loopback(self.host)
+        return self.boot_id == boot_id() if self.boot_id else is_loopback(self.host)
 
     def __str__(self) -> str:
         if self.inproc:
@@ -51,11 +51,12 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is loopback; names are not resolved."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 @functools.cache
@@ -95,7 +96,7 @@ def _named() -> str:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:
         return ""
-    return "" if _is_loopback(host) else host
+    return "" if is_loopback(host) else host
 
 
 def _routed(family: socket.AddressFamily) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from rpc.endpoint import is_loopback
 from rpc.errors import AuthError
 from rpc.limits import DEFAULT_LIMITS
 from rpc.transport.listen import bound_tcp
@@ -104,16 +104,6 @@ def host_name(host: str) -> str:
     """
     match = _HOST.fullmatch(host)
     return (match[1] or match[2] or "") if match else ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is loopback; names are not resolved."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(slots=True)

@@ -220,7 +220,8 @@ class ClusterConfig:
     """Seconds of silence after which a node has failed: frozen or disconnected. At least 3
     heartbeats. A suspended (SIGSTOP) worker or server process is also ended within this time."""
     reconnect_s: float = 3.0
-    """Seconds for a node to reconnect after a broken connection before it counts as dead."""
+    """Seconds for a node to reconnect to the driver after a broken connection before it counts as
+    dead. A worker tries to reach a server for longer: 10 s, or 50 s where servers are restarted."""
     lease_s: float = 20.0
     """Seconds without contact to the driver after which a node ends itself. At least 3
     heartbeats."""
@@ -371,12 +372,17 @@ def check_flag(name: str, value: object) -> None:
         raise SettingsError(f"{name} must be True or False, got {value!r}.")
 
 
-def config_of(given: object) -> ClusterConfig:
-    """Return the `config` of a call; None: the defaults. Raises SettingsError for anything else."""
+def config_of(given: object, name: str = "config") -> ClusterConfig:
+    """Return the `config` of a call; None: the defaults. Raises SettingsError for anything else.
+
+    Args:
+        given: the user's value.
+        name: the argument's name, for the error.
+    """
     if given is None:
         return ClusterConfig()
     if not isinstance(given, ClusterConfig):
-        raise SettingsError(f"config must be a tfos.ClusterConfig or None, got {given!r}")
+        raise SettingsError(f"{name} must be a tfos.ClusterConfig or None, got {given!r}")
     return given
 
 

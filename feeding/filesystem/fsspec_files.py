@@ -141,7 +141,7 @@ class FsspecFileSystem(RemoteFileSystem):
         return True
 
     def _write(self, location: Location, pieces: Pieces) -> None:
-        write = WatchedWrite(self._inner, self._path(location), pieces)
+        write = WatchedWrite(self._inner, self._path(location), pieces, self._turns)
         try:
             write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
@@ -381,8 +381,30 @@ def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextMan
     if somewhere.scheme not in _ONE_CONNECTION:
         return nullcontext()
     # fsspec gives a thread one object, and so one connection, for all file systems of an SFTP host.
-    turns: threading.Lock = vars(inner).setdefault("_turns_of_tfos", threading.Lock())
+    turns: Turns = vars(inner).setdefault("_turns_of_tfos", Turns())
     return turns
+
+
+class Turns:
+    """A lock that is given in the order of the requests.
+
+    A write that takes it again for each piece would keep others from a plain one until its end.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_asked = self._num_ended = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            mine = self._num_asked
+            self._num_asked += 1
+            self._changed.wait_for(lambda: self._num_ended == mine)
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:

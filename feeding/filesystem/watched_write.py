@@ -8,7 +8,7 @@ Threads: the caller's waits; a thread of BoundedCalls makes the content and writ
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ class WatchedWrite:
     path: str
     """Path as `inner` has it."""
     pieces: Pieces
+    turns: AbstractContextManager[object]
+    """Held around each call of `inner`, not while content is made: that may need a turn itself."""
     written_bytes: int = 0
     """Grows while the write makes progress; the waiting thread reads it."""
     is_given_up: bool = False
@@ -58,17 +60,23 @@ class WatchedWrite:
         finally:
             if self.is_given_up:
                 # The caller has removed what was there before; a package may store a part at last.
-                with suppress(Exception):
+                with suppress(Exception), self.turns:
                     self.inner.rm_file(self.path)
 
     def _write(self) -> None:
         head = self.path.rpartition("/")[0]
-        if head:
-            self.inner.makedirs(head, exist_ok=True)
-        with self.inner.open(self.path, "wb") as file:
+        with self.turns:
+            if head:
+                self.inner.makedirs(head, exist_ok=True)
+            file = self.inner.open(self.path, "wb")
+        try:
             for content in self.pieces():
                 for piece in pieces_of(content)():
                     if self.is_given_up:
                         return
-                    file.write(piece)
+                    with self.turns:
+                        file.write(piece)
                     self.written_bytes += memoryview(piece).nbytes
+        finally:
+            with self.turns:
+                file.close()

@@ -43,42 +43,39 @@ MAX_CHAIN = 10_000
 Root = str | Path | Storage
 
 
-def load_step(storage: Storage, step: int) -> Checkpoint:
-    """Read the manifest of a step; check that every shard file exists with its size.
-
-    Args:
-        storage: the checkpoint root.
-        step: number of the step.
-    """
-    checkpoint = read_step(storage, step)
-    check_sizes(storage, checkpoint)
-    return checkpoint
-
-
-def check_sizes(storage: Storage, checkpoint: Checkpoint) -> None:
-    """Check that every shard file of a step exists with its size.
-
-    Args:
-        storage: the checkpoint root.
-        checkpoint: the step.
-    """
-    check_sizes_in(storage, checkpoint, step_name(checkpoint.step), _check_size)
+def _check_size(storage: Storage, directory: str, shard: ShardRecord) -> None:
+    name, step = f"{directory}/{shard.file_name}", step_of(directory)
+    try:
+        size = storage.size(name)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"step {step} lacks {shard.file_name} (in manifest, not on disk)"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"step {step}: {storage.where(name)} cannot be read: {error}"
+        ) from error
+    if size != shard.nbytes:
+        raise CheckpointError(
+            f"{storage.where(name)} has {size} bytes, the manifest says {shard.nbytes}"
+        )
 
 
-def check_sizes_in(
+def check_sizes(
     storage: Storage,
     checkpoint: Checkpoint,
-    directory: str,
-    refuse: Callable[[Storage, str, ShardRecord], None],
+    directory: str = "",
+    refuse: Callable[[Storage, str, ShardRecord], None] = _check_size,
 ) -> None:
-    """Check the sizes of a step's files by one listing.
+    """Check by one listing that every shard file of a step exists with its size.
 
     Args:
         storage: the checkpoint root.
         checkpoint: the step.
-        directory: the directory with its files.
+        directory: the directory with its files; by default that of a committed step.
         refuse: asks for one file that the listing does not have so, and says what is wrong with it.
     """
+    directory = directory or step_name(checkpoint.step)
     try:
         listed = storage.sizes(directory)
     except OSError:
@@ -115,24 +112,6 @@ def read_step(storage: Storage, step: int) -> Checkpoint:
     return checkpoint
 
 
-def _check_size(storage: Storage, directory: str, shard: ShardRecord) -> None:
-    name, step = f"{directory}/{shard.file_name}", step_of(directory)
-    try:
-        size = storage.size(name)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"step {step} lacks {shard.file_name} (in manifest, not on disk)"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(
-            f"step {step}: {storage.where(name)} cannot be read: {error}"
-        ) from error
-    if size != shard.nbytes:
-        raise CheckpointError(
-            f"{storage.where(name)} has {size} bytes, the manifest says {shard.nbytes}"
-        )
-
-
 class SeenSteps:
     """The steps of a directory as one look finds them: each is read once.
 
@@ -155,7 +134,7 @@ class SeenSteps:
         return self._read[step]
 
     def whole(self, step: int) -> Checkpoint:
-        """Return the manifest of a step whose files have their sizes. Raises as `load_step`."""
+        """Return the manifest of a step whose files have their sizes."""
         if step not in self._whole:
             found = self.read(step)
             check_sizes(self.storage, found)
@@ -348,7 +327,8 @@ class ChainFiles:
         self.layout = Layout.whole(steps[0].manifest)
         """Layout of all of them: a chain is of one model."""
         self._own: tuple[ShardFile, ...] | None = None
-        self._rank = settings.rank if settings is not None else 0
+        self.rank = settings.rank if settings is not None else 0
+        """Rank of the server that reads its share; 0 if the reader takes all."""
         self.is_own = settings is not None and all(
             len(each.shards) == settings.num_servers for each in steps
         )
@@ -363,7 +343,7 @@ class ChainFiles:
         """Return the file of each step that the server of this rank had saved."""
         if self._own is None:
             self._own = tuple(
-                open_shard(self.storage, each, self._rank, self.layout) for each in self.steps
+                open_shard(self.storage, each, self.rank, self.layout) for each in self.steps
             )
         return self._own
 

@@ -35,7 +35,7 @@ from ps.checkpoint.format import (
     staging_name,
     step_name,
 )
-from ps.checkpoint.reader import Root, SeenSteps, check_sizes_in, load_chain, load_step, open_shards
+from ps.checkpoint.reader import Root, SeenSteps, check_sizes, load_chain, open_shards
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.tables.format import SegmentSource, segment_nbytes, write_segment
@@ -257,7 +257,7 @@ def _is_committed(storage: Storage, save_id: str, step: int, origin: Origin) -> 
         names = storage.names()
     if target not in names:
         return False
-    other = load_step(storage, step).save_id
+    other = SeenSteps(storage).whole(step).save_id
     if other == save_id:
         return True
     raise CheckpointError(
@@ -305,7 +305,7 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
         checkpoint: what is about to be committed.
     """
     staging = staging_name(checkpoint.save_id)
-    check_sizes_in(storage, checkpoint, staging, _check_written)
+    check_sizes(storage, checkpoint, staging, _check_written)
     open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest), staging)
 
 

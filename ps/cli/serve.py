@@ -280,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-level",
         type=str.upper,
-        choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+        choices=("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL"),
         default="WARNING",
         help="What is written to standard error, and all above it (default: WARNING).",
     )

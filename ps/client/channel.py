@@ -18,7 +18,7 @@ import msgspec
 from ps.client.channel_stats import LinkCounters, LinkStats
 from ps.errors import PSError, PSSettingsError, client_closed
 from ps.protocol import messages
-from ps.protocol.messages import MAX_OPEN_BYTES, MAX_WAIT_S, Ack
+from ps.protocol.messages import MAX_META_BYTES, MAX_OPEN_BYTES, MAX_WAIT_S, Ack
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.client.connection import Buffer, Connection, Reply, connect
 from rpc.endpoint import Endpoint
@@ -30,7 +30,7 @@ from rpc.errors import (
     RpcError,
     TransportError,
 )
-from rpc.wire.frame import Limits
+from rpc.limits import Limits
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ ended; see `server_wait_s`."""
 SHORTEST_ANSWER_S, LONGEST_ANSWER_S = 0.5, 1.0
 LONGEST_PAUSE_S = 1.0
 
-_LIMITS = Limits(max_reply_bytes=MAX_OPEN_BYTES)
+_LIMITS = Limits(max_meta_bytes=MAX_META_BYTES, max_reply_bytes=MAX_OPEN_BYTES)
 _chance = random.SystemRandom()
 """Not the module's, which has the user's seed, often that of all workers, and is the user's to draw
 from. Processes that were forked draw different numbers."""

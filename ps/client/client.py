@@ -79,7 +79,8 @@ class PSClient:
         identity: who this worker is; `generation` grows when it is restarted.
         num_workers: number of workers in the cluster.
         timeout_s: for every call that does not set its own, waiting at a sync barrier included.
-        reconnect_s: a server that cannot be reached for this long is gone.
+        reconnect_s: a server that cannot be reached for this long is gone. It is not the setting of
+            a cluster (ClusterConfig), which is for a node that has lost its driver.
         restore_s: how long a server that restores its parameters is asked again; such a call takes
             longer than its `timeout_s`.
         open_storage: opens a checkpoint directory as its user named it.
@@ -126,7 +127,7 @@ class PSClient:
         self._saver = Saver(credentials.cluster_id, open_storage)
         self.run_notes = RunNotes() if run_notes is None else run_notes
         self._metadata = MetadataClient(self._servers, self.run_notes)
-        self._saving = SavingServers(lambda: self._servers.separate("saves"), self.run_notes)
+        self._saving = SavingServers(self._servers, self.run_notes)
         self._rendezvous_client = RendezvousClient(self._servers, self._metadata)
 
     def __enter__(self) -> PSClient:
@@ -596,7 +597,8 @@ class PSClient:
             directory: where save() wrote, seen by the servers and by this process.
             step: None: the newest that is whole; damaged ones are left out and logged.
             like: for which parameters and rules; by default those that were saved.
-            timeout_s: seconds for the whole restore.
+            timeout_s: seconds for the servers to read their parts. Before that this process reads
+                the checkpoint to check it, and the servers compile kernels that are not kept.
 
         Returns:
             The step.

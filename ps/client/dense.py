@@ -89,7 +89,7 @@ class DenseClient:
 
     def known_hash(self) -> str:
         """Return the manifest's hash; raises as `manifest`."""
-        return self._hash if self._manifest is not None else self.manifest.hash()
+        return self._hash or self.manifest.hash()
 
     def adopt(self, manifest: Manifest, digest: str) -> None:
         """Use these parameters from now on.
@@ -230,17 +230,17 @@ class DenseClient:
                 digest, number, rows, hyper, pulls, is_null, 0.0, lag, metadata, part
             )
 
-        payloads: Sequence[Sequence[Buffer]] = ()
-        if grads is not None:
-            check_arrays(self.layout, grads, "grads")
-            if self._clipper is not None:
-                grads = self._clipper.clip(whole(grads))
         intos: Sequence[Sequence[memoryview]] = ()
         if into is not None:
             check_arrays(self.layout, into, "into", writable=True)
             intos = views_per_server(into, self.pieces)
-        packer = self._packer if grads is not None else None
+        payloads: Sequence[Sequence[Buffer]] = ()
+        packer: ErrorFeedback | None = None
         if grads is not None:
+            check_arrays(self.layout, grads, "grads")
+            if self._clipper is not None:
+                grads = self._clipper.clip(whole(grads))
+            packer = self._packer
             payloads = (
                 views_per_server(grads, self.pieces)
                 if packer is None

@@ -287,9 +287,7 @@ class ServerGroup:
         try:
             exchange(calls, self.times.of_call(timeout_s, restore_s))
         except BaseException as error:
-            cause = error
-            if isinstance(error, KeyboardInterrupt):
-                cause = self._finish_here(calls) or error
+            cause = self._cause(error, calls)
             # An interrupt too may come between two servers: then their clocks differ.
             if isinstance(cause, ServerUnavailable) or any(call.is_open for call in calls):
                 why = str(cause) or type(cause).__name__
@@ -307,6 +305,20 @@ class ServerGroup:
                     link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
+
+    def _cause(self, error: BaseException, calls: Sequence[OutgoingCall]) -> BaseException:
+        """Return why a change failed: what is raised, or what became of its second try.
+
+        Where a server has given no answer, that is the cause, though another's refusal is raised.
+
+        Args:
+            error: what is raised.
+            calls: calls of the change.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            error = self._finish_here(calls) or error
+        silent = (each.error for each in calls if isinstance(each.error, ServerUnavailable))
+        return next(silent, error)
 
     def _finish_here(self, calls: Sequence[OutgoingCall]) -> BaseException | None:
         """Send again, to servers in this process, the requests that an interrupt has cut.

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ps.errors import ShapeError
-from ps.manifest.manifest import NUMPY_DTYPES, GroupLayout, Layout
+from ps.manifest.manifest import GroupLayout, Layout
 from ps.manifest.sharding import deal
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ def check_arrays(
         for part in parts:
             if not isinstance(part, np.ndarray):
                 raise _other_array(group, what, type(part).__name__)
-            if part.dtype != NUMPY_DTYPES[group.dtype] or part.ndim != 1:
+            if part.dtype != group.dtype or part.ndim != 1:
                 raise _other_array(group, what, f"{part.dtype}{list(part.shape)}; {_EXPECTED}")
             flags = part.flags
             if not flags.c_contiguous or (writable and not flags.writeable):

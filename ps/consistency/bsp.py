@@ -55,16 +55,6 @@ class BSP:
         self._broken_by: WorkerRank | None = None
 
     @property
-    def members(self) -> frozenset[WorkerRank]:
-        """The workers that every barrier waits for."""
-        return frozenset(self._members)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a member was lost that may not be: nothing is applied any more."""
-        return self._broken_by is not None
-
-    @property
     def outlives_workers(self) -> bool:
         """Whether a lost worker is dropped; else it breaks the barrier."""
         return self._continues

@@ -147,7 +147,7 @@ class RowGate:
                     raise sender_gone(batch.worker)
             finally:
                 if wait.num_copies == 1:
-                    gate.execute(hybrid.on_lookup_ended(batch))
+                    gate.execute(hybrid.permits.on_lookup_ended(batch))
 
     @property
     def has_permits(self) -> bool:
@@ -191,7 +191,7 @@ class RowGate:
         """
         if batch is not None and self._hybrid is not None:
             with self._gate.changed:
-                self._gate.execute(self._hybrid.on_batch_over(batch, following))
+                self._gate.execute(self._hybrid.permits.on_batch_over(batch, following))
 
     def applied(self, ticket: Ticket, batch: RequestId | None, *, is_update: bool = True) -> bool:
         """A push is done, and its batch over; False when that was known.
@@ -522,9 +522,9 @@ class Gate(Generic[Gradient]):
         request: RequestId,
         event: Event,
         acknowledged: int = 0,
-        *,
         acked_clock: int = 0,
         acked_updates: int = 0,
+        *,
         leaves: bool = False,
     ) -> bool:
         """Execute a membership event once; False when this request was executed before.

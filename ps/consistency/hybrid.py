@@ -150,14 +150,6 @@ class Hybrid(BSP):
         self.admit(batch.worker)
         return self.permits.on_lookup(batch, still_open)
 
-    def on_lookup_ended(self, batch: RequestId) -> list[Action]:
-        """See Permits."""
-        return self.permits.on_lookup_ended(batch)
-
-    def on_batch_over(self, batch: RequestId, following: RequestId | None = None) -> list[Action]:
-        """See Permits."""
-        return self.permits.on_batch_over(batch, following)
-
     def on_leave(self, worker: WorkerRank) -> list[Action]:
         """Wait for it no more, and take its permits back."""
         return self.permits.on_gone(worker) + super().on_leave(worker)
@@ -165,4 +157,4 @@ class Hybrid(BSP):
     def on_lost(self, worker: WorkerRank) -> list[Action]:
         """Break the barrier or drop the worker from it, and take its permits back."""
         actions = self.permits.on_gone(worker) + super().on_lost(worker)
-        return actions + self.permits.on_broken() if self.is_broken else actions
+        return actions if self._broken_by is None else actions + self.permits.on_broken()

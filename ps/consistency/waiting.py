@@ -11,6 +11,7 @@ here, to the gate's lock.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -26,7 +27,6 @@ from ps.consistency.policy import (
     worker_lost,
 )
 from ps.consistency.staleness import StalenessTracker
-from ps.consistency.waits import Bell
 from ps.errors import PSError, RequestTimeout, StaleGeneration
 from ps.exactly_once import CompletionLog, RequestId, Ticket
 from ps.manifest.manifest import Hyper, WorkerRank
@@ -37,7 +37,7 @@ from ps.metadata import AttachedMetadata
 class LookupWait:
     """One batch whose rows somebody waits for."""
 
-    ended: Bell
+    ended: threading.Condition
     """Notified when it is granted or recalled, and when its worker may not wait any more."""
     num_copies: int = 0
     """A cut lookup comes again while its first copy may still wait here."""
@@ -48,7 +48,7 @@ class LookupWait:
 class WaitingLookups:
     """All lookups of a shard that wait for a permit."""
 
-    def __init__(self, new_bell: Callable[[], Bell]) -> None:
+    def __init__(self, new_bell: Callable[[], threading.Condition]) -> None:
         self._new_bell = new_bell
         self._waits: dict[RequestId, LookupWait] = {}
 
@@ -137,7 +137,7 @@ class PendingPush(Generic[Gradient]):
     """Whether it is part of the parameters; in ssp before its sender is answered."""
     clock: int | None = None
     error: PSError | None = None
-    ended: Bell | None = None
+    ended: threading.Condition | None = None
     """Wakes those who wait for its end; None: nobody does."""
 
     @property

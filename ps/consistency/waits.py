@@ -7,9 +7,9 @@ Threads: the caller holds the condition's lock.
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 CHECK_PEER_S = 0.25
 """How often a wait looks whether its sender is still there; costs one poll() each."""
@@ -24,18 +24,8 @@ class Waited(enum.Enum):
     """Nobody waits for the answer any more."""
 
 
-class Bell(Protocol):
-    """A threading.Condition as those who wait and those who end waits use it, under its lock."""
-
-    def wait(self, timeout: float) -> object:
-        """Give the lock up until somebody notifies, or the time is over."""
-
-    def notify_all(self) -> None:
-        """Wake all that wait."""
-
-
 def wait_until(
-    changed: Bell,
+    changed: threading.Condition,
     is_done: Callable[[], bool],
     deadline_s: float,
     is_gone: Callable[[], bool],

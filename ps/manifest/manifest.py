@@ -103,13 +103,6 @@ MAX_LAG = 64
 """Most pushes of one worker under way at a time; each keeps a gradient and a copy of the values."""
 
 
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
-"""The numpy dtype of each name in `DType`."""
-
-
 @with_field_texts
 class ParamSpec(msgspec.Struct, frozen=True):
     """One tensor: its name, unique in its group, and its shape."""
@@ -408,7 +401,7 @@ class GroupLayout(msgspec.Struct, frozen=True):
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype as numpy's object."""
-        return NUMPY_DTYPES[self.dtype]
+        return np.dtype(self.dtype)
 
     def param_at(self, element: int) -> str:
         """Return the name of the parameter that holds this element of the flat buffer."""

@@ -81,11 +81,10 @@ def row_hyper(spec: TableSpec, hyper: Hyper) -> Hyper:
     factor = spec.learning_rate_multiplier
     if factor == 1.0:
         return hyper
-    scalars = hyper.scalars or {}
+    own = (hyper.scalars or {}).get(spec.name, ())
     if isinstance(spec.rule, Adam):  # whose alpha contains the rate
-        own = scalars.get(spec.name, ())
-        scalars = {**scalars, spec.name: tuple(alpha * factor for alpha in own)}
-    return Hyper(hyper.learning_rate * factor, scalars)
+        own = tuple(alpha * factor for alpha in own)
+    return Hyper(hyper.learning_rate * factor, {spec.name: own})
 
 
 def row_scalars(spec: TableSpec, hyper: Hyper, step: int) -> Array:

@@ -52,6 +52,7 @@ from ps import codec
 from ps.checkpoint.format import ShardRecord
 from ps.errors import PSSettingsError
 from ps.exactly_once import MAX_SEQUENCE
+from ps.manifest.limits import MAX_NAME_LENGTH
 from ps.manifest.manifest import MAX_LAG, MAX_PERMITS, Hyper
 from ps.manifest.table_spec import MAX_SEGMENTS, MAX_TABLES
 from ps.metadata import AttachedMetadata, MetadataName
@@ -65,6 +66,8 @@ MAX_VALUE_BYTES = 1 << 20
 this leaves room without a risk."""
 MAX_INDEX_BYTES = 16 << 20
 MAX_RANK = 1 << 20
+MAX_META_BYTES = 2 * MAX_TABLES * MAX_NAME_LENGTH
+"""Most of it are a push's step scalars, by the names of its tables (Hyper.scalars)."""
 MAX_MANIFEST_BYTES = 16 << 20
 """100,000 parameters with names of 150 characters."""
 MAX_STAGED_BYTES = 1 << 30

@@ -156,21 +156,19 @@ def check_caller(request: messages.Request, caller: Identity, num_workers: int) 
         RoleError: wrong role, not the chief, or a worker rank that the cluster does not have.
     """
     rule = _RULES[type(request)]
-    if caller.role in rule.roles and (
-        caller.role is not Role.WORKER
-        or (caller.rank < num_workers and not (rule.chief_only and caller.rank))
-    ):
-        return
     name = name_of(request)
     if caller.role not in rule.roles:
         allowed = ", ".join(sorted(role.value for role in rule.roles))
         raise RoleError(f"{caller} may not call {name}; roles that may: {allowed}")
+    if caller.role is not Role.WORKER:
+        return
     if caller.rank >= num_workers:
         raise RoleError(
             f"{caller} called {name}, but the cluster has the workers 0..{num_workers - 1}; "
             "start the servers with a larger num_workers"
         )
-    raise RoleError(f"{caller} may not call {name}; only the chief, worker:0, may")
+    if rule.chief_only and caller.rank:
+        raise RoleError(f"{caller} may not call {name}; only the chief, worker:0, may")
 
 
 def check_phase(

@@ -423,17 +423,8 @@ class Service:
         shard = self.life.shard
         clock = worker_clock = 0
         if shard is not None:
-            event = _event_of(request)
             leaves = not isinstance(request, messages.Join)
-            number = request.number
-            shard.gate.change(
-                name,
-                event,
-                number.acknowledged,
-                acked_clock=number.acked_clock,
-                acked_updates=number.acked_updates,
-                leaves=leaves,
-            )
+            shard.gate.change(name, _event_of(request), *request.number.acked, leaves=leaves)
             clock, worker_clock = shard.gate.clock, shard.gate.clock_of(worker)
         if isinstance(request, messages.Finish):
             self._rendezvous.finish(worker)
@@ -558,12 +549,7 @@ class Service:
         dense = self._new_dense(manifest)
         tables = self._new_tables(manifest, saved_segments(chain))
         extra = restore_into(
-            dense,
-            tables,
-            chain,
-            settings=self.settings,
-            reset_optimizer=like.reset_optimizer,
-            is_alone=not resumes,
+            dense, tables, chain, reset_optimizer=like.reset_optimizer, is_alone=not resumes
         )
         # The clients of another run never send again, and nothing else would drop their sessions.
         is_of_another_run = bool(self._job and checkpoint.job) and checkpoint.job != self._job

@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ps.consistency.gate import sender_gone
 from ps.consistency.waits import Waited, wait_until
-from ps.errors import PSSettingsError, RequestTimeout, ServerGone, ServerPhaseError
+from ps.errors import PSSettingsError, RequestTimeout, ServerPhaseError
 from ps.manifest.manifest import WorkerRank
 from ps.protocol.kept_answers import KeptAnswers
 from ps.protocol.messages import MAX_OPEN_BYTES
@@ -228,7 +229,7 @@ class RendezvousBoard:
             if values is not None:
                 return values
             if waited is Waited.GONE:
-                raise ServerGone(f"worker {worker} closed its connection while waiting")
+                raise sender_gone(worker)
             missing = ", ".join(str(rank) for rank in self._rendezvous.missing(key))
             raise RequestTimeout(
                 f"rendezvous {key!r} still waits for worker {missing}; raise the timeout, or let "

@@ -34,7 +34,6 @@ from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage
 from ps.checkpoint.tables.restore import restore_tables
 from ps.checkpoint.writer import Portion, write_shard
-from ps.config import ServerSettings
 from ps.consistency.waits import Waited, wait_until
 from ps.dense.shard import DenseShard
 from ps.errors import CheckpointError, ServerPhaseError
@@ -141,7 +140,7 @@ class ShardSaving:
             order = SnapshotRequest(request.save_id, base, request.clock, request.as_it_is)
             made = shard.snapshots.make(order, max(0.0, deadline_s - time.monotonic()), is_gone)
             self._maker_gone = is_gone
-        return messages.SnapshotMade(made.clock, made.is_made)
+        return made
 
     def save(
         self, shard: ServingShard, request: messages.Save, is_gone: Callable[[], bool]
@@ -323,9 +322,8 @@ def restore_into(
     tables: Sequence[Table],
     chain: ChainFiles,
     *,
-    settings: ServerSettings,
-    reset_optimizer: bool = False,
-    is_alone: bool = False,
+    reset_optimizer: bool,
+    is_alone: bool,
 ) -> ShardExtra:
     """Fill a shard and tables that nobody uses yet; returns what was saved beside their values.
 
@@ -336,7 +334,6 @@ def restore_into(
         dense: the shard's buckets; filled.
         tables: the shard's tables; filled.
         chain: the files of the checkpoint, for this server.
-        settings: have the server's rank and the number of servers.
         reset_optimizer: restore values only, not slots and steps.
         is_alone: the other servers live: nothing has to agree with what they saved.
 
@@ -345,16 +342,16 @@ def restore_into(
         TableFull: a table has more rows than this server may hold.
     """
     restore_shard(chain, dense, reset_optimizer=reset_optimizer)
-    is_same = restore_tables(chain, tables, settings, reset_optimizer=reset_optimizer)
+    is_same = restore_tables(chain, tables, reset_optimizer=reset_optimizer)
     files = chain.files(0, is_own=is_alone and chain.is_own)
     extras = {file.rank: _decode(file) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
-    own = extras.get(settings.rank, ShardExtra(0, (), saved_at_s=0.0, notes={}, resumed_step=-1))
+    own = extras.get(chain.rank, ShardExtra(0, (), saved_at_s=0.0, notes={}, resumed_step=-1))
     units = {len(session.applied) for session in own.sessions or ()}
     num_units = len(dense.buckets) + sum(len(table.segments) for table in tables)
     is_known = is_same and units <= {0, num_units}
-    notes = own.notes if settings.rank == 0 else {}
+    notes = own.notes if chain.rank == 0 else {}
     resumed_step = max((extra.resumed_step for extra in extras.values()), default=-1)
     sessions = own.sessions if is_known else None
     return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)

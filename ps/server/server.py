@@ -9,7 +9,6 @@ where its caller has to notice a stop meanwhile (`restore_beside`).
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from ps.checkpoint.storage import OpenStorage, Storage, storage_at
 from ps.config import ServerSettings
 from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.messages import MAX_META_BYTES
 from ps.protocol.permissions import ServerPhase
 from ps.server.handlers import Service
 from ps.server.save_restore import Restored
@@ -33,7 +33,7 @@ from ps.successor_watch import SuccessorWatch
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.descriptors import make_room
 from rpc.endpoint import Endpoint
-from rpc.limits import DEFAULT_LIMITS
+from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.server.listener import Listener
 
 __all__ = ["PSServer", "ServerPhase", "ServerSettings", "ServerStats"]
@@ -95,8 +95,9 @@ class PSServer:
             self._service.handle,
             credentials,
             identity,
-            limits=dataclasses.replace(
-                DEFAULT_LIMITS, max_connections=max(DEFAULT_LIMITS.max_connections, with_lookups)
+            limits=Limits(
+                max_meta_bytes=MAX_META_BYTES,
+                max_connections=max(DEFAULT_LIMITS.max_connections, with_lookups),
             ),
         )
 

@@ -62,7 +62,7 @@ from ps.server.reduction import Reduction
 from ps.server.request import Incoming, attempt_of, request_id
 from ps.server.row_updates import PushedRows
 from ps.server.snapshot_trigger import SnapshotTrigger
-from ps.server.table_handlers import TableLog, TableRequest, TableServing
+from ps.server.table_handlers import TableRequest, TableServing
 from ps.stats.counters import Counters
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
@@ -120,10 +120,9 @@ class ServingShard:
         self.resumed_step = -1
         """The checkpoint of an earlier run from which this one goes on; -1: it is a new run."""
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
-        table_log = TableLog(self.gate, self._guard, first_unit=len(dense.buckets))
         # In hybrid a permit bounds the age of rows, so they wait for nobody.
         stages_rows = dense.manifest.consistency == "sync"
-        self.tables = TableServing(tables, table_log, counters, waits=stages_rows)
+        self.tables = TableServing(self.gate, self._guard, counters, waits=stages_rows)
         self.reduction = Reduction(
             dense, self._guard, self._pool, counters, on_failed, self.tables.updates
         )

@@ -16,20 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ps.checkpoint.snapshot import CopyOnWrite, ShardSnapshot, UnitKey
 from ps.consistency.gate import Gate
 from ps.consistency.waits import wait_until
 from ps.errors import CheckpointError, RequestTimeout
-
-
-class SnapshotTaken(NamedTuple):
-    """What came of an order."""
-
-    clock: int
-    """Clock of the snapshot, or of the shard if no snapshot was made."""
-    is_made: bool
+from ps.protocol.messages import SnapshotMade
 
 
 @dataclass(slots=True)
@@ -65,7 +58,7 @@ class SnapshotTrigger:
 
     def make(
         self, order: SnapshotRequest, wait_s: float, is_gone: Callable[[], bool]
-    ) -> SnapshotTaken:
+    ) -> SnapshotMade:
         """Take the snapshot, replacing one taken for another save; repeating is safe.
 
         Args:
@@ -121,13 +114,13 @@ class SnapshotTrigger:
         finally:
             self._guard.close()
 
-    def _found(self, order: SnapshotRequest, clock: int) -> SnapshotTaken:
+    def _found(self, order: SnapshotRequest, clock: int) -> SnapshotMade:
         snapshot = self._guard.snapshot
         if snapshot is None or snapshot.is_released or snapshot.save_id != order.save_id:
-            return SnapshotTaken(clock, is_made=False)
+            return SnapshotMade(clock, is_made=False)
         if order.clock not in (None, snapshot.clock):
-            return SnapshotTaken(clock, is_made=False)
-        return SnapshotTaken(snapshot.clock, is_made=True)
+            return SnapshotMade(clock, is_made=False)
+        return SnapshotMade(snapshot.clock, is_made=True)
 
     def check(self) -> None:
         """Take the snapshot if its moment has come; called under the gate's lock when it may."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from ps.server.row_updates import PushedRows, RowUpdates
 from ps.server.table_intake import TableIntake, TablePart
 from ps.stats.counters import Counters
 from ps.stats.server_stats import TableStats
-from ps.tables.table import Table
 from rpc.auth.handshake import Role
 from rpc.client.connection import Buffer
 
@@ -44,35 +42,24 @@ SCAN_BYTES = 8 << 20
 """Rows of one answer to a scan."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableLog:
-    """What tables use of their shard's exactly-once record."""
-
-    gate: Gate[Any]
-    guard: CopyOnWrite
-    first_unit: int
-    """Number of the first table segment among the record's units; the dense buckets come first."""
-
-
 class TableServing:
     """The tables of one server.
 
     Args:
-        tables: its shares, in the order of the manifest.
-        table_log: the record and the gate that they share with the dense buckets.
+        gate: the gate that they share with the dense buckets.
+        guard: has the tables, in the order of the manifest; asked before a segment changes.
         counters: where to count.
         waits: whether the gradients of rows in a push to the groups wait for its clock.
     """
 
     def __init__(
-        self, tables: Sequence[Table], table_log: TableLog, counters: Counters, *, waits: bool
+        self, gate: Gate[Any], guard: CopyOnWrite, counters: Counters, *, waits: bool
     ) -> None:
-        self.tables = tuple(tables)
-        self.updates = RowUpdates(table_log.guard)
+        self.tables = guard.tables
+        self.updates = RowUpdates(guard)
         self.waits = waits
-        """Whether the gradients of rows in a push to the groups wait for its clock."""
-        self._intake = TableIntake(tables, table_log.first_unit)
-        self._gate = table_log.gate
+        self._intake = TableIntake(guard.tables, first_unit=len(guard.dense.buckets))
+        self._gate = gate
         self._counters = counters
 
     def stats(self) -> tuple[TableStats, ...]:

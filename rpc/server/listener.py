@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
@@ -184,12 +184,7 @@ class Listener:
     def stats(self) -> ListenerStats:
         """Return a snapshot."""
         with self._lock:
-            totals = _Totals(
-                self._closed_totals.calls,
-                self._closed_totals.errors,
-                self._closed_totals.sent,
-                self._closed_totals.received,
-            )
+            totals = replace(self._closed_totals)
             for connection in self._served:
                 totals.add(connection)
             num_served = len(self._served)
@@ -212,15 +207,13 @@ class Listener:
         their answers.
         """
         deadline = time.monotonic() + timeout_s
-        while self._is_in_call():
+        while True:
+            with self._lock:
+                if not any(connection.in_call for connection in self._served):
+                    return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL_S)
-        return True
-
-    def _is_in_call(self) -> bool:
-        with self._lock:
-            return any(connection.in_call for connection in self._served)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop listening, end all connections, join their threads. Idempotent.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rpc.endpoint import bracketed
 from rpc.errors import ConnectionClosed, PeerGone, TransportError, Unreachable
 from rpc.limits import DEFAULT_LIMITS, Limits
 from rpc.transport.spin_wait import SpinThenPoll, poll_ms
@@ -356,7 +357,7 @@ def dial_unix(path: str, *, limits: Limits) -> SocketStream:
 def address_text(address: object) -> str:
     """Return host:port of a socket address, or the path of a Unix one."""
     if isinstance(address, tuple):
-        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+        return f"{bracketed(address[0])}:{address[1]}"
     return str(address)
 
 

@@ -9,7 +9,7 @@ payload.
          5  u8    kind: 1 REQUEST, 2 REPLY, 3 ERROR
          6  u16   flags: 1 MORE (further frames of this message follow); other bits are 0
          8  u64   request_id: chosen by the client, repeated in every frame of the reply
-        16  u32   meta_len <= 65536; 1048576 at workers
+        16  u32   meta_len <= 65536; 1048576 at workers and parameter servers
         20  u32   reserved = 0
         24  u64   payload_len
         32  16s   MAC = blake2b(key = key of this direction, digest_size = 16)
@@ -48,7 +48,7 @@ from rpc.errors import (
     RemoteError,
     VersionMismatch,
 )
-from rpc.limits import Limits as Limits
+from rpc.limits import Limits
 
 MAGIC = b"TFRP"
 VERSION = 1

@@ -23,9 +23,7 @@ import itertools
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -42,16 +40,15 @@ from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
-from scripts.benchmarks.harness import Figure, parse_arguments, report
+from scripts.benchmarks.harness import ROOT, Figure, parse_arguments, report
+from scripts.benchmarks.row_exchange import timed
 from tfos.bench.servers import server_group
 
-ROOT = Path(__file__).parents[2]
 ROOMS = ("rpc", "ps", "feeding")
 GROUP = "trainable"
 BUCKET_BYTES = 4096
 NUM_BUCKETS = 2
 HYPER = Hyper(1e-3)
-TASK = "task"
 
 
 class Trace:
@@ -222,19 +219,7 @@ def push_seconds(consistency: str, num_pushes: int) -> tuple[float, float, float
             push = push_of(client, consistency)
             for _ in range(200):
                 push()
-            server = psutil.Process(group.pids[0])
-            before, own = sum(server.cpu_times()[:2]), time.process_time()
-            seconds = []
-            for _ in range(num_pushes):
-                begun_s = time.perf_counter()
-                push()
-                seconds.append(time.perf_counter() - begun_s)
-            used = sum(server.cpu_times()[:2]) - before
-            return (
-                statistics.median(seconds),
-                (time.process_time() - own) / num_pushes,
-                used / num_pushes,
-            )
+            return timed(lambda _: push(), psutil.Process(group.pids[0]), num_pushes)
 
 
 PUSHES = (("async", 1), ("sync", 1), ("ssp", 1), ("async", 2))

@@ -34,7 +34,7 @@ from tfos.bench.servers import server_group
 NUM_ELEMENTS, NUM_IDS, DIM = 1_000_000, 6_500, 16
 NUM_BATCHES = 8
 HYPER = Hyper(1e-3)
-Step = Callable[[int], None]
+Step = Callable[[int], object]
 
 
 def manifest(consistency: Any, num_elements: int) -> Manifest:

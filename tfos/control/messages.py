@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rpc.endpoint import Endpoint
+from rpc.endpoint import Endpoint, is_loopback
 from tfos.failure import NodeFailure, NodeId
 from tfos.fit_place import FitPlace
 
@@ -211,7 +211,7 @@ class TensorBoardUp(msgspec.Struct, frozen=True, tag=True):
             host = urlsplit(self.url).hostname or ""
         except ValueError:  # such as of `http://[`
             return False
-        return host in ("localhost", "::1") or host.startswith("127.")
+        return is_loopback(host)
 
 
 class FitReading(msgspec.Struct, frozen=True, tag=True):

@@ -62,7 +62,7 @@ def applied(
     """Return a call's resources and configuration, filled in by the settings where it is silent.
 
     A job's settings are for all of its clusters. Those of `ps` do not apply to a cluster without
-    servers on executors.
+    servers on executors, nor `workers.gpus` to one whose workers see none.
 
     Args:
         conf: Spark's settings.
@@ -76,6 +76,8 @@ def applied(
     found = stated(conf)
     if not found:
         return resources, config
+    if config.gpu_resource is None:
+        found.pop("workers.gpus", None)
     of_servers = _role("ps", found)
     if not any(group_of(node) == PS_NODES for node in plan.on_executors):
         of_servers = None

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control.coordinator import Coordinator
-from tfos.control.members import GONE
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.shown_wait import shown_wait
 from tfos.monitor import training
@@ -99,7 +98,7 @@ class MainFunWait:
             state: the cluster's state.
             now_s: monotonic seconds.
         """
-        known = [worker.progress for worker in state.workers if worker.status not in GONE]
+        known = [worker.progress for worker in training.in_epoch(state)]
         reports = [each for each in known if "epoch" in each and each.get("epochs_begun")]
         progress, sample = self._progress, training.sample(state, None, now_s)
         epochs = max((_whole(each.get("epochs", 0.0)) for each in reports), default=0)

@@ -7,12 +7,11 @@ Does not: listen (tfos.tls_server).
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rpc.endpoint import is_wildcard
+from rpc.endpoint import is_loopback, is_wildcard
 from tfos.errors import SettingsError
 from tfos.spark.facts import SparkFacts
 
@@ -80,14 +79,18 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
         facts: Spark's settings.
 
     Raises:
-        SettingsError: TFOS_SERVER_HOST names such an address.
+        SettingsError: TFOS_SERVER_HOST or spark.driver.host names such an address.
     """
     wanted = server_host(environment, facts).told
-    is_named = bool(environment.get(HOST_VARIABLE, "").strip())
+    name = HOST_VARIABLE if environment.get(HOST_VARIABLE, "").strip() else "spark.driver.host"
     has_own = not is_wildcard(environment.get(LOCAL_IP, "").strip("[]"))
-    if is_named and not (facts.is_local or has_own or _address_here(wanted)):
+    if facts.is_local or has_own:
+        return
+    # Spark's own choice may be this host's name, which is enough where all executors are here.
+    is_here = _address_here(wanted) if name == HOST_VARIABLE else not _is_elsewhere(wanted)
+    if not is_here:
         raise SettingsError(
-            f"driver_ps_nodes=True with {HOST_VARIABLE}={wanted}: parameter servers beside the "
+            f"driver_ps_nodes=True with {name}={wanted}: parameter servers beside the "
             "driver listen at that address, which is not a reachable address of this host. Name an "
             "address of this host's own (127.0.0.1 where all executors run here), or leave "
             "driver_ps_nodes out: they run on executors then"
@@ -97,15 +100,31 @@ def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> Non
 def _address_here(host: str) -> str:
     """Return the address of this host that is meant; empty: one that is only forwarded to it."""
     try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)
+        found = _bound(host)
     except OSError:
         return ""
-    found = str(address[0])
     # Debian gives a host's own name the address 127.0.1.1, which other hosts do not have.
-    is_own_name = host not in (found, "localhost") and ipaddress.ip_address(found).is_loopback
+    is_own_name = host not in (found, "localhost") and is_loopback(found)
     return "" if is_own_name else found
+
+
+def _is_elsewhere(host: str) -> bool:
+    """Whether a host is no address of this one; a name may be known later than now."""
+    try:
+        _bound(host)
+    except socket.gaierror:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _bound(host: str) -> str:
+    """Bind to a host for a moment; return its address."""
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind(address)
+    return str(address[0])
 
 
 def _all_addresses(host: str) -> str:

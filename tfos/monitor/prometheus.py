@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
-from rpc.endpoint import advertised_host, bracketed, is_wildcard
+from rpc.endpoint import advertised_host, bracketed, is_loopback, is_wildcard
 from rpc.errors import RpcError
-from rpc.http_page import PATH, HttpPage, is_loopback
+from rpc.http_page import PATH, HttpPage
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import Member, NodeStatus
 from tfos.control.state.cluster_view import ClusterView

@@ -22,11 +22,31 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
         at_s: monotonic seconds.
     """
     known = [*state.gone, *(each for each in state.workers if each.attempt >= 0)]
-    workers = {_attempt(each): _worker(each, feed) for each in known}
+    counted = {_attempt(each) for each in (in_epoch(state) if feed is None else _there(state))}
+    workers = {
+        name: _worker(each, feed, is_in_epoch=name in counted)
+        for name, each in ((_attempt(each), each) for each in known)
+    }
     what = starting(state, at_s)
     is_own = any(_is_in_main_fun(worker) for worker in state.workers)
     # Code of main_fun may be a loop that trains and reports nothing: no start, as far as is known.
     return Sample(at_s, workers, what and f"workers{'' if is_own else ' are starting'}: {what}")
+
+
+def in_epoch(state: ClusterView) -> list[Member]:
+    """Return the workers without those whose main_fun has returned after fewer epochs.
+
+    Once all have returned, those of the most epochs are left.
+
+    Args:
+        state: the cluster's state.
+    """
+    there = _there(state)
+    trains = [begun for each in state.training() if (begun := _epochs_begun(each))]
+    least = min(trains) if trains else max(map(_epochs_begun, there), default=0.0)
+    return [
+        each for each in there if each.status is not NodeStatus.DONE or _epochs_begun(each) >= least
+    ]
 
 
 def starting(state: ClusterView, now_s: float) -> str:
@@ -50,6 +70,14 @@ def starting(state: ClusterView, now_s: float) -> str:
     return ", ".join(parts)
 
 
+def _there(state: ClusterView) -> list[Member]:
+    return [worker for worker in state.workers if worker.status not in GONE]
+
+
+def _epochs_begun(worker: Member) -> float:
+    return worker.progress.get("epochs_begun", 0.0)
+
+
 def _attempt(worker: Member) -> str:
     return f"{worker.name}.{worker.attempt}"
 
@@ -60,17 +88,17 @@ def _rows(worker: Member, feed: str | None) -> float:
     return float(worker.feed(feed).trained_rows)
 
 
-def _worker(worker: Member, feed: str | None) -> WorkerSample:
+def _worker(worker: Member, feed: str | None, *, is_in_epoch: bool) -> WorkerSample:
     known = worker.progress
     trained = WorkerSample(
         at_s=known.get("at_s", 0.0), rows=_rows(worker, feed), steps=known.get("steps", 0.0)
     )
-    if worker.status in GONE:
-        return trained  # it is no longer in any epoch
+    if not is_in_epoch:
+        return trained
     return replace(
         trained,
         loss=known.get("loss"),
-        epochs_begun=known.get("epochs_begun", 0.0),
+        epochs_begun=_epochs_begun(worker),
         epoch_steps=known.get("epoch_steps", 0.0),
         epoch_s=known.get("epoch_s", 0.0),
         epoch_rows=known.get("epoch_rows", 0.0),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpc.auth.certificates import TlsCredentials
-from rpc.http_page import is_loopback
+from rpc.endpoint import is_loopback
 from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
-from rpc.http_page import bearer_token, host_name, is_loopback
+from rpc.endpoint import is_loopback
+from rpc.http_page import bearer_token, host_name
 
 TOKEN_HEADER = "x-tfos-token"
 MOST_BODY_BYTES = 1024

@@ -35,7 +35,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Unix seconds."""
     ended_at: float
     state: str
-    """CLOSED or FAILED."""
+    """CLOSED, FAILED or INTERRUPTED: stopped by the driver while main_fun ran."""
     epochs: int
     """Epochs of all fits."""
     steps: float
@@ -60,13 +60,14 @@ def record_of(last: Json) -> RunRecord:
     losses = [each["loss"] for each in stayed if each["loss"] is not None]
     first = last["failures"][0] if last["failures"] else None
     message = str(first["message"]).partition("\n")[0][:500] if first else ""
+    state = "INTERRUPTED" if last["is_interrupted"] else last["phase"]
     return RunRecord(
         cluster_id=last["cluster_id"],
         name=last["name"],
         application_id=last["application_id"],
         started_at=last["started_at"],
         ended_at=last["started_at"] + last["running_s"],
-        state="FAILED" if last["is_failed"] else last["phase"],
+        state="FAILED" if last["is_failed"] else state,
         epochs=last["num_epochs"],
         steps=last["steps"] or 0.0,
         loss=sum(losses) / len(losses) if losses else None,

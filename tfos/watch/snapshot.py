@@ -29,7 +29,8 @@ Does not: read the state under its lock (tfos.watch.job), show anything.
      "stop": text,                                       # why the training was asked to stop
      "failures": [{"node", "host", "error", "message", "traceback", "log_path"}],
      "num_failures",
-     "is_failed"}                                        # whether one of them ended the cluster
+     "is_failed",                                        # whether one of them ended the cluster
+     "is_interrupted"}                                   # whether the driver ended main_fun
 
 A number that is not finite is null. Lists without a bound of their own hold the newest entries. Of
 curve, epochs and evaluations, a reader who has some gets those that are newer; all failures come
@@ -131,6 +132,7 @@ def snapshot(info: JobInfo, state: ClusterView, now_s: float, seen: Seen = NOTHI
         "failures": _failures(state, seen.num_failures),
         "num_failures": state.num_failures,
         "is_failed": bool(state.fatal),
+        "is_interrupted": state.is_interrupted,
     }
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from ps.checkpoint.reader import ChainFiles, ShardFile
 from ps.checkpoint.tables.format import num_segments
 from ps.checkpoint.tables.reader import End, RowPlace, SavedSegment, read_rows
-from ps.config import ServerSettings
 from ps.errors import CheckpointError
 from ps.tables.rows import Dropped, RowBatch
 from ps.tables.table import Table
@@ -54,19 +53,14 @@ def saved_segments(chain: ChainFiles) -> dict[str, int]:
 
 
 def restore_tables(
-    chain: ChainFiles,
-    tables: Sequence[Table],
-    settings: ServerSettings,
-    *,
-    reset_optimizer: bool = False,
+    chain: ChainFiles, tables: Sequence[Table], *, reset_optimizer: bool = False
 ) -> bool:
     """Load all rows that this server owns; return whether its segments own the same ids as saved.
 
     Args:
-        chain: the files of a checkpoint of the same model; see
-            ps.checkpoint.restore.check_same_model.
+        chain: the files of a checkpoint of the same model (see
+            ps.checkpoint.restore.check_same_model), for this server.
         tables: empty tables to fill, in the manifest's order.
-        settings: rank of this server and number of servers; those of the chain.
         reset_optimizer: restore the values only: slots and steps are reset, all rows have one age.
 
     Raises:
@@ -98,7 +92,7 @@ def restore_tables(
                 "table %r: ps:%d restores %d rows, as many as its share of the limit; those of "
                 "the checkpoint that were pushed less recently are left out",
                 table.spec.name,
-                settings.rank,
+                chain.rank,
                 table.num_rows,
             )
         if reset_optimizer:

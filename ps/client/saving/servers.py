@@ -6,8 +6,6 @@ Threads: that of the save.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ps.client.metadata import MetadataClient, RunNotes
 from ps.client.server_group import Answer, ServerGroup
 from ps.errors import CheckpointError
@@ -16,15 +14,15 @@ from ps.protocol import messages
 
 
 class SavingServers:
-    """The servers as a save asks them: ps:0 has what holds for the run before its snapshot.
+    """A client's servers, asked over links that only saves use.
 
     Args:
-        separate: returns the links for saves, always the same.
+        servers: the client's; the links close with its own.
         notes: notes of this process.
     """
 
-    def __init__(self, separate: Callable[[], ServerGroup], notes: RunNotes) -> None:
-        self._separate = separate
+    def __init__(self, servers: ServerGroup, notes: RunNotes) -> None:
+        self._servers = servers
         self._notes = notes
         self._metadata: MetadataClient | None = None
 
@@ -36,7 +34,7 @@ class SavingServers:
         Raises:
             CheckpointError: ps:0 was started again, and has taken its snapshot without its notes.
         """
-        servers = self._separate()
+        servers = self._servers.separate("saves")
         if not isinstance(request, messages.TakeSnapshot):
             return servers.ask(request, answer, timeout_s=timeout_s)
         if self._metadata is None:  # one for all saves: it numbers what it sends
@@ -52,4 +50,4 @@ class SavingServers:
 
     def fetch_manifest(self, *, timeout_s: float) -> Manifest:
         """See ServerGroup.fetch_manifest."""
-        return self._separate().fetch_manifest(timeout_s=timeout_s)
+        return self._servers.separate("saves").fetch_manifest(timeout_s=timeout_s)

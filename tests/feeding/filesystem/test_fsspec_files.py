@@ -22,7 +22,7 @@ from feeding.columnar.ops import num_rows
 from feeding.errors import DataError, FileChanged, PathError, StorageUnavailable
 from feeding.filesystem.bounded_calls import MAX_THREADS
 from feeding.filesystem.config import FileSystemConfig
-from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader
+from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader, Turns
 from feeding.filesystem.location import parse
 from feeding.filesystem.readahead import ReadAhead
 from feeding.formats.csv.source import CsvSource
@@ -619,3 +619,77 @@ def test_ranges_on_one_connection_take_turns(monkeypatch, scheme, is_shared, nam
     files = {url: FsspecFileSystem(parse(url), FileSystemConfig()).open(url) for url in urls}
     begun = [files[url].start_range(2 * number, 2) for number, url in enumerate(urls)]
     assert b"".join(take() for take in begun) == OLD[: 2 * len(names)]
+
+
+class Crowded(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """One connection on which each call takes a moment; counts those that meet another."""
+
+    protocol = "sftp"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    inside: ClassVar[threading.Lock] = threading.Lock()
+    num_met: ClassVar[int] = 0
+
+    @classmethod
+    def call(cls) -> None:
+        if not cls.inside.acquire(blocking=False):
+            cls.num_met += 1
+            return
+        threading.Event().wait(0.002)
+        cls.inside.release()
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.call()
+        super().makedirs(path, exist_ok=exist_ok)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self.call()
+        return super().info(path)
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        self.call()
+        file = super().open(path, mode)
+        write, close = file.write, file.close
+        file.write = lambda piece: (self.call(), write(piece))
+        file.close = lambda: (self.call(), close())
+        return file
+
+
+def test_writes_on_one_connection_take_turns_with_all_else(monkeypatch):
+    monkeypatch.setitem(_registry, "sftp", Crowded)
+    files = FsspecFileSystem(parse("sftp://host/x"), FileSystemConfig())
+    files.write("sftp://host/x/there", b"there")
+
+    def content() -> Iterator[bytes]:
+        for number in range(8):  # made of what is there, by another call
+            assert files.status("sftp://host/x/there").size_bytes == 5
+            yield bytes([number])
+
+    writers = [
+        threading.Thread(target=files.write, args=(f"sftp://host/x/{name}", content))
+        for name in "abc"
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(WAIT_S)
+    assert [each.size_bytes for each in files.entries("sftp://host/x")] == [8, 8, 8, 5]
+    assert Crowded.num_met == 0
+
+
+def test_who_takes_another_turn_comes_behind_those_that_wait():
+    turns, order = Turns(), list[int]()
+
+    def wait(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+    with turns:
+        for number, each in enumerate(waiting):
+            each.start()
+            wait_until(lambda before=number: turns._num_asked == before + 2)  # type: ignore[misc]
+    wait(3)
+    for each in waiting:
+        each.join(WAIT_S)
+    assert order == [0, 1, 2, 3]

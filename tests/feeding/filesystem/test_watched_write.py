@@ -64,13 +64,17 @@ def memory():
 def test_a_write_has_its_patience_for_each_piece_not_for_all(memory):
     calls = OnePieceATime(5)
     with contextlib.suppress(CallTimeout):
-        WatchedWrite(memory, "/watched/file", calls.pieces).done(calls, 150)
+        WatchedWrite(memory, "/watched/file", calls.pieces, contextlib.nullcontext()).done(
+            calls, 150
+        )
     assert memory.cat_file("/watched/file") == b"01234"
 
 
 def test_a_large_piece_is_written_in_parts(memory, monkeypatch):
     sizes: list[int] = []
-    write = WatchedWrite(memory, "/watched/file", lambda: [bytes(2 * PIECE_BYTES + 1)])
+    write = WatchedWrite(
+        memory, "/watched/file", lambda: [bytes(2 * PIECE_BYTES + 1)], contextlib.nullcontext()
+    )
     file = memory.open("/watched/other", "wb")
     file.write = lambda data: sizes.append(len(data))
     monkeypatch.setattr(memory, "open", lambda *_: file)

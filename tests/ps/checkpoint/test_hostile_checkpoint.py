@@ -236,4 +236,4 @@ def test_hostile_records_are_refused_by_name(tmp_path, trained, records):
     saving.commit(tmp_path, "s", step=1, manifest=manifest(), shards=shards)
     chain = reading.open_chain(tmp_path, choice.read_manifest(tmp_path, 1), PLACE)
     with pytest.raises(CheckpointError, match="records of ps:0 cannot be read"):
-        restore_into(trained[0], (), chain, settings=PLACE)
+        restore_into(trained[0], (), chain, reset_optimizer=False, is_alone=False)

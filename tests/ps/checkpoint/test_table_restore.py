@@ -51,7 +51,7 @@ def restored(
     for rank, share in enumerate(tables):
         place = ServerSettings(rank=rank, num_servers=num_servers, num_workers=1)
         chain = open_chain(root, checkpoint, place)
-        restore_tables(chain, [share], place, reset_optimizer=reset_optimizer)
+        restore_tables(chain, [share], reset_optimizer=reset_optimizer)
     return tables
 
 
@@ -143,9 +143,9 @@ def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: 
             chain = open_chain(root, read_manifest(root), place)
             if wanted is None:
                 with pytest.raises(TableFull, match=rf"holds at most {share.stats().max_rows} \("):
-                    restore_tables(chain, [share], place)
+                    restore_tables(chain, [share])
                 continue
-            restore_tables(chain, [share], place, reset_optimizer=reset)
+            restore_tables(chain, [share], reset_optimizer=reset)
             found = rows_of(share)
             if not reset:
                 assert found == wanted

@@ -152,7 +152,7 @@ def test_a_kill_while_saving_leaves_one_whole_newest_checkpoint(roots: Path, poi
     assert {shard.step(i) for i in shard.bucket_ids} == {1 if newest.step == 900 else 0}
     (table,) = make_tables(MANIFEST, rank=0, num_servers=1)
     place = ServerSettings(rank=0, num_servers=1, num_workers=1)
-    restore_tables(reading.open_chain(root, newest, place), [table], place)
+    restore_tables(reading.open_chain(root, newest, place), [table])
     assert table.num_rows == (100 if newest.step == 900 else 0)
     save_id = "ab" if newest.step == 800 else "ac"
     again = saving.write_shard(root, save_id, rank=0, shard=shard, portion=empty_table())

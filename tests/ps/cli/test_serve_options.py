@@ -55,7 +55,7 @@ def test_a_level_that_is_none_is_refused_with_those_that_are(refused):
     assert "DEBUG" in refused("--log-level", "loud")
 
 
-@pytest.mark.parametrize("level", ["debug", "Info", "WARNING"])
+@pytest.mark.parametrize("level", ["debug", "Info", "warn", "WARNING"])
 def test_a_level_is_written_in_any_case(level):
     parsed = serve._parser().parse_args(
         ["--num-workers", "1", "--secret-file", "s", "--cluster-id", "c", "--log-level", level]

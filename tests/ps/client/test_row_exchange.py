@@ -697,3 +697,17 @@ def test_in_hybrid_rows_change_before_the_barrier_and_groups_at_it():
         )
         assert set(values["trainable"]) == {2.0}
         assert set(batches[1]["user"].ravel()) == {2.0}
+
+
+def test_step_scalars_of_many_tables_with_long_names_fit_a_push():
+    """Their names alone are more than the meta of other frames takes."""
+    adam = Adam()
+    specs = [table(f"{number:0512d}", adam, segments=1) for number in range(140)]
+    with cluster() as bed:
+        (client,) = started(bed, with_tables(*specs, rule=adam, consistency="sync"))
+        last = specs[-1].name
+        rows = Rows(client, **{last: [7]})
+        scalars: dict[str, tuple[float, ...]] = {spec.name: (0.5,) for spec in specs}
+        exchange(client, rows.grads(), hyper=Hyper(0.5, scalars))
+        moved = float(rows.looked_up(client)[last][0, 0])
+        assert moved == pytest.approx(-0.5 * 0.1 / (0.001**0.5), rel=1e-3), "alpha * m / sqrt(v)"

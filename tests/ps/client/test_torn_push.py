@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from ps.client.client import PSClient
 from ps.dense.staging import StagedGradient
-from ps.errors import PSError, ServerError, ServerPhaseError
+from ps.errors import NonFiniteGradient, PSError, ServerError, ServerPhaseError
 from ps.manifest.manifest import Hyper
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, run_all
 
@@ -77,3 +78,27 @@ def test_without_a_barrier_a_worker_goes_on_after_a_servers_own_failure(
             push(client)
         push(client)
         assert {float(value) for value in bed.pulled(client)["trainable"]} == {1.0, 2.0}
+
+
+def test_without_a_barrier_a_refusal_hides_no_server_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Whether that one has applied its part is unknown, whichever of the two comes first."""
+    with cluster(num_servers=2) as bed:
+        manifest = make_manifest(rule=ADD)
+        (client,) = bed.workers(manifest, filled(manifest))
+        intake, goes_on = bed.servers[1]._service.life.loaded()._gradients_in, threading.Event()
+        scratch = intake.scratch
+
+        def late() -> object:
+            assert goes_on.wait(20.0)
+            return scratch()
+
+        monkeypatch.setattr(intake, "scratch", late)
+        client.timeout_s = 1.0
+        with pytest.raises(NonFiniteGradient):
+            client.push(filled(manifest, np.nan), hyper=HYPER, rows=1)
+        goes_on.set()
+        client.timeout_s = 20.0
+        with pytest.raises(ServerPhaseError, match=r"got no answer \(ps:1 at .* is unknown"):
+            push(client)

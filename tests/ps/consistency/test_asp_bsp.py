@@ -256,7 +256,7 @@ class SyncModel(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         assert self.policy.clock == self.clock
-        assert self.policy.members == self.members
+        assert self.policy._members == self.members
         assert set(self.policy.missing()) == self.members - self.staged.keys()
 
     @invariant()

@@ -167,7 +167,7 @@ def test_with_continue_only_the_lost_workers_permits_are_taken_back():
     policy.on_lookup(batch(1, worker=1), (1,))
     policy.on_lookup(batch(2, worker=1), (1, 2))
     assert policy.on_lost(W1) == [RecallLookups((batch(2, worker=1),))]
-    assert policy.on_batch_over(batch(1)) == [Grant(batch(2))]
+    assert policy.permits.on_batch_over(batch(1)) == [Grant(batch(2))]
 
 
 def test_the_manifest_chooses_hybrid_with_its_bound():

@@ -261,6 +261,14 @@ def test_a_tables_own_rate_is_the_same_with_and_without_step_scalars(rule, multi
         np.testing.assert_array_equal(each, expected)
 
 
+def test_a_tables_own_rate_leaves_the_scalars_of_others_out():
+    """There may be a thousand, and each of a push's segments asks."""
+    spec = table(rule=Adam(), learning_rate_multiplier=0.5)
+    brought: dict[str, tuple[float, ...]] = {f"t{number}": (7.0,) for number in range(9)}
+    brought["user"] = (0.25,)
+    assert row_hyper(spec, Hyper(0.5, brought)) == Hyper(0.25, {"user": (0.125,)})
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

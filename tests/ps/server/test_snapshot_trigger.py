@@ -21,7 +21,7 @@ from ps.errors import CheckpointError, RequestTimeout
 from ps.exactly_once import CompletionLog, RequestId
 from ps.manifest.manifest import Hyper, Manifest, WorkerRank
 from ps.protocol import messages
-from ps.server.snapshot_trigger import SnapshotRequest, SnapshotTaken, SnapshotTrigger
+from ps.server.snapshot_trigger import SnapshotRequest, SnapshotTrigger
 from tests.support.ps_cluster import ADD, make_manifest
 from tests.support.waiting import wait_until
 
@@ -65,8 +65,9 @@ class Bench:
                 ones = np.ones(bucket.num_elements, np.float32)
                 self.dense.apply(bucket.id, ones, Hyper(0.1))
 
-    def make(self, order: SnapshotRequest, wait_s: float = 0.0) -> SnapshotTaken:
-        return self.snapshots.make(order, wait_s, lambda: False)
+    def make(self, order: SnapshotRequest, wait_s: float = 0.0) -> tuple[int, bool]:
+        made = self.snapshots.make(order, wait_s, lambda: False)
+        return made.clock, made.is_made
 
     def saved(self, save_id: str) -> set[float]:
         """The different values in a cut."""
@@ -94,7 +95,7 @@ def test_now_is_at_once_and_asking_again_finds_the_same_cut(bench: Bench):
 
 
 def test_a_clock_to_come_is_cut_by_the_push_that_completes_it(bench: Bench):
-    made: list[SnapshotTaken] = []
+    made: list[tuple[int, bool]] = []
     order = SnapshotRequest("save", {}, 3)
     waiter = threading.Thread(target=lambda: made.append(bench.make(order, 10.0)))
     waiter.start()
@@ -220,7 +221,7 @@ def test_a_save_that_waits_for_a_settled_clock_goes_on_when_it_is(
     monkeypatch.setattr(waits, "CHECK_PEER_S", 60.0)
     bench.step()
     bench.is_settled = False
-    made: list[SnapshotTaken] = []
+    made: list[tuple[int, bool]] = []
     order = SnapshotRequest("save", {})
     waiter = threading.Thread(target=lambda: made.append(bench.make(order, 60.0)))
     waiter.start()

@@ -65,6 +65,16 @@ def test_a_jobs_clusters_without_servers_on_executors_leave_its_servers_resource
         resources.check(nodes, "gpu")
 
 
+@pytest.mark.parametrize("cores", [None, 4])
+def test_a_jobs_clusters_that_hide_gpus_leave_its_gpus_out(cores):
+    conf = dict(of_job(RoleResources(None, Resources(cores=cores, gpus=1))))
+    config = ClusterConfig(gpu_resource=None)
+    resources, _ = applied(conf, RoleResources(), config, NODES)
+    assert resources == RoleResources(None, Resources(cores=cores) if cores else None)
+    own = RoleResources(None, Resources(gpus=1))  # the call's own are not what it left open
+    assert applied(conf, own, config, NODES)[0] == own
+
+
 def test_tensorflows_servers_take_the_jobs_resources_too():
     conf = dict(of_job(RoleResources(Resources(cores=2))))
     resources, _ = applied(conf, RoleResources(), ClusterConfig(), plan(4, 1, ps="tensorflow"))

@@ -47,6 +47,8 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def resolve(host: str, port: int, **options: Any) -> Any:
+        if host == "not-known-yet":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return real(NAMES.get(host, host), port, **options)
 
     monkeypatch.setattr("tfos.driver.server_address.socket.getaddrinfo", resolve)
@@ -119,7 +121,7 @@ def test_a_cluster_that_is_not_complete_names_the_address_that_is_told_and_the_o
 
 @pytest.mark.parametrize(
     ("wanted", "is_refused"),
-    [("", False), ("127.0.0.2", False), ("192.0.2.99", True), ("own-name", True)],
+    [("127.0.0.2", False), ("192.0.2.99", True), ("own-name", True)],
 )
 def test_servers_beside_the_driver_need_an_address_of_its_own(wanted: str, is_refused: bool):
     environment = {"TFOS_SERVER_HOST": wanted}
@@ -132,6 +134,15 @@ def test_servers_beside_the_driver_need_an_address_of_its_own(wanted: str, is_re
     )
     with refused:
         check_servers_here({**environment, "SPARK_LOCAL_IP": "0.0.0.0"}, _facts(host="10.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_refused"), [("gateway", True), ("own-name", False), ("not-known-yet", False)]
+)
+def test_servers_beside_the_driver_need_a_drivers_host_that_is_here(host: str, is_refused: bool):
+    refused = pytest.raises(SettingsError, match=f"with spark.driver.host={host}: parameter")
+    with refused if is_refused else contextlib.nullcontext():
+        check_servers_here({}, _facts(host=host))
 
 
 def test_a_cluster_with_servers_beside_the_driver_is_refused_before_it_has_a_node(

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.cluster_states import node_id
+from tests.support.cluster_states import node_id, report_to
 from tests.support.watched_job import WatchedJob
 from tfos.control import messages
 from tfos.errors import SettingsError
@@ -175,6 +175,23 @@ def test_a_finished_run_leaves_a_small_record():
     [record] = run_history.read_all()
     assert (record.state, record.steps, record.loss) == ("FAILED", 8, 0.25)
     assert record.failure == "worker:1: ValueError: broken row"
+
+
+@pytest.mark.parametrize(
+    ("workers", "state"),
+    [("train", "INTERRUPTED"), ("start again", "INTERRUPTED"), ("have returned", "CLOSED")],
+)
+def test_a_record_tells_a_run_that_was_cut_off_from_one_that_has_ended(workers: str, state: str):
+    bed = WatchedJob(restarts=1)
+    for name in ("worker:0", "worker:1"):
+        if workers == "start again":
+            bed.fail(name, signal=9)
+        elif workers == "have returned":
+            report_to(bed.coordinator, node_id(name), messages.Done())
+    for _ in range(2):  # the workers, then all that live
+        bed.coordinator.act(lambda cluster: cluster.end(cluster.live(), "abort()", grace_s=1.0))
+    bed.coordinator.close()
+    assert run_history.record_of(bed.job.snapshot()).state == state
 
 
 def test_steps_and_loss_of_a_record_are_those_of_the_workers_without_the_evaluator():

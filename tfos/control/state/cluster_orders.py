@@ -131,6 +131,8 @@ class ClusterOrders(ClusterView):
             grace_s: seconds until they are killed.
             is_orderly: whether the user may give them more seconds.
         """
+        if not self.is_ending:
+            self.is_interrupted = bool(self.awaited())
         self.is_ending = True
         return self.stop(members, reason, grace_s=grace_s, is_orderly=is_orderly)
 

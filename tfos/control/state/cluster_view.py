@@ -54,6 +54,8 @@ class ClusterView:
     """The node jobs are submitted."""
     is_ending: bool = False
     """The driver stops the nodes: one that registers now is refused."""
+    is_interrupted: bool = False
+    """Whether main_fun was awaited on a worker when the driver began to stop them."""
     members: dict[str, Member] = field(init=False)
     epochs: EpochLog = field(default_factory=EpochLog)
     """What the chief's fits have reported."""

@@ -149,10 +149,9 @@ def reachable_url(url: str, advertised_host: str) -> str:
         url: URL that TensorBoard prints.
         advertised_host: this host's address.
     """
-    if advertised_host.startswith("127.") or advertised_host in ("localhost", "::1"):
+    if endpoint.is_loopback(advertised_host):
         return url
-    host = f"[{advertised_host}]" if ":" in advertised_host else advertised_host
-    return re.sub(r"//(0\.0\.0\.0|\[::\])(?=[:/])", f"//{host}", url)
+    return re.sub(r"(?<=//)(0\.0\.0\.0|\[::\])(?=[:/])", endpoint.bracketed(advertised_host), url)
 
 
 def _port(env: Mapping[str, str]) -> str:

@@ -588,6 +588,7 @@ def test_tensorboard_is_told_and_its_absence_is_a_warning():
         ("http://[::1]:6006/", False),
         ("http://10.0.0.7:6006/", True),
         ("http://host-b:6006/", True),
+        ("http://127.example.org:6006/", True),  # a name, whatever it begins with
         ("http://[", True),
     ],
 )
