@@ -360,6 +360,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     ) -> None:
         """End the feeds, wait for main_fun to return, stop every node. Idempotent, in any phase.
 
+        It does nothing in a process that the driver has forked, as at the end of a `with` block.
+
         Args:
             ssc: a StreamingContext. First its stream is trained until it ends, until a main_fun
                 calls `feed.terminate()` or returns, or for `timeout`; then it is stopped
@@ -384,6 +386,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         if timeout is not None:
             given_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
             timeout_s = preflight.check_timeout("timeout", given_s)
+        if self._ending.is_forked:  # its copy of the state never changes, and its jobs are ours
+            return
 
         def shutdown() -> None:
             failure = None

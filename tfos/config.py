@@ -372,12 +372,17 @@ def check_flag(name: str, value: object) -> None:
         raise SettingsError(f"{name} must be True or False, got {value!r}.")
 
 
-def config_of(given: object) -> ClusterConfig:
-    """Return the `config` of a call; None: the defaults. Raises SettingsError for anything else."""
+def config_of(given: object, name: str = "config") -> ClusterConfig:
+    """Return the `config` of a call; None: the defaults. Raises SettingsError for anything else.
+
+    Args:
+        given: the user's value.
+        name: the argument's name, for the error.
+    """
     if given is None:
         return ClusterConfig()
     if not isinstance(given, ClusterConfig):
-        raise SettingsError(f"config must be a tfos.ClusterConfig or None, got {given!r}")
+        raise SettingsError(f"{name} must be a tfos.ClusterConfig or None, got {given!r}")
     return given
 
 

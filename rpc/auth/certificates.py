@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rpc.errors import AuthError
+from rpc.linux_calls import memfd_create
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 
@@ -149,7 +150,7 @@ def check_peer(certificate: Any, role: str, rank: int) -> None:
 
 def _load_own(context: ssl.SSLContext, credentials: TlsCredentials) -> None:
     """Load key and certificate through a memfd: ssl takes them from a path only."""
-    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    descriptor = memfd_create("tls")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(credentials.cert_pem + b"\n" + credentials.key_pem)

@@ -180,7 +180,8 @@ class CacheDirectory:
         configured = os.environ.get(CACHE_VARIABLE)
         if configured:
             yield Path(configured).absolute()
-        yield self._room / "__pycache__"
+        if self._room.is_dir():  # not in a zip file
+            yield self._room / "__pycache__"
         home = user_cache()
         if home is not None:
             yield home / "tfos"

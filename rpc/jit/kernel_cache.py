@@ -17,6 +17,7 @@ import functools
 import hashlib
 import logging
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,7 +51,7 @@ class KernelCache:
         """Digest of everything that the kernels are made from."""
         digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
         for path in (*(self._room / name for name in self._sources), *_OWN_SOURCES):
-            digest.update(path.read_bytes())
+            digest.update(_content(path))
         return digest.hexdigest()
 
     @functools.cached_property
@@ -79,6 +80,17 @@ class KernelCache:
         dispatcher.compile(signature)
         dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
         return True
+
+
+def _content(source: Path) -> bytes:
+    """Return the source of a module, or its bytecode where it has no source; also in a zip file."""
+    paths = (source, source.with_suffix(".pyc"))
+    archive = next((each for each in source.parents if each.is_file()), None)
+    if archive is None:
+        return next((each for each in paths if each.exists()), source).read_bytes()
+    with zipfile.ZipFile(archive) as opened:  # as of --py-files
+        names = [each.relative_to(archive).as_posix() for each in paths]
+        return opened.read(next((each for each in names if each in opened.NameToInfo), names[0]))
 
 
 class _KernelFiles(caching._Cache):  # type: ignore[misc]  # numba is untyped

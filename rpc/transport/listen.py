@@ -67,7 +67,8 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 
 def _describe(process: Path) -> str:
     try:
-        name = (process / "comm").read_text().strip()
+        # The kernel cuts it after 15 bytes, maybe inside of a letter.
+        name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
         uid = process.stat().st_uid
     except OSError:
         return f"pid {process.name}"
@@ -80,6 +81,7 @@ def _describe(process: Path) -> str:
 
 _BACKLOG = 1024
 _MAX_UNIX_PATH_BYTES = 107
+_BELOW_TEMPORARY_BYTES = len("/tfos-run-12345678/rpc-12345678/s")
 
 
 class Acceptor(Protocol):
@@ -233,23 +235,31 @@ def short_private_directory(parent: str | None) -> Path:
     """Make a directory (mode 0700) in which a Unix socket of the name `s` can be bound.
 
     Args:
-        parent: where it is made; None: the temporary directory, or /tmp if that is too deep.
+        parent: where it is made; None: `short_temporary_directory`.
 
     Raises:
         OSError: it cannot be made, or its path is too long.
     """
-    candidates = [parent] if parent is not None else [tempfile.gettempdir(), "/tmp"]
-    for candidate in candidates:
-        made = Path(tempfile.mkdtemp(prefix="rpc-", dir=candidate))
-        if len(os.fsencode(made / "s")) <= _MAX_UNIX_PATH_BYTES:
-            return made
-        made.rmdir()
+    made = Path(tempfile.mkdtemp(prefix="rpc-", dir=parent or short_temporary_directory()))
+    if len(os.fsencode(made / "s")) <= _MAX_UNIX_PATH_BYTES:
+        return made
+    made.rmdir()
     raise OSError(
         errno.ENAMETOOLONG,
         f"a Unix socket's path has at most {_MAX_UNIX_PATH_BYTES} bytes; name a shorter directory, "
         "or set TMPDIR to one",
-        candidates[0],
+        str(made.parent),
     )
+
+
+def short_temporary_directory() -> str:
+    """Return the temporary directory, or /tmp where that is too deep for Unix sockets.
+
+    There is room for a directory of its user, and in that one of `short_private_directory`.
+    """
+    usual = tempfile.gettempdir()
+    is_short = len(os.fsencode(usual)) <= _MAX_UNIX_PATH_BYTES - _BELOW_TEMPORARY_BYTES
+    return usual if is_short or not os.access("/tmp", os.W_OK | os.X_OK) else "/tmp"
 
 
 def _peer_pid_text(sock: socket.socket) -> str:

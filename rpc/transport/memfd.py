@@ -22,6 +22,7 @@ import stat
 import threading
 
 from rpc.errors import ProtocolError
+from rpc.linux_calls import MFD_ALLOW_SEALING, MFD_CLOEXEC, memfd_create
 
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
@@ -42,8 +43,6 @@ def cannot_share() -> str:
     """
     if platform.machine() not in _STRONG_ORDER:
         return f"{platform.machine()} may reorder memory accesses; only x86-64 is supported"
-    if not hasattr(os, "memfd_create"):
-        return "this Python has no memfd_create"
     return ""
 
 
@@ -102,7 +101,7 @@ class SharedMemory:
         Raises:
             OSError: out of memory, or this kernel does not support seals.
         """
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, 0o600)
             os.posix_fallocate(descriptor, 0, num_bytes)

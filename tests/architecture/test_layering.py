@@ -43,7 +43,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
-        ("array_bytes", "field_texts", "process_stat"),
+        ("array_bytes", "field_texts", "linux_calls", "process_stat"),
         ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
         ("auth", "descriptors", "process_id"),
         ("transport",),
@@ -281,6 +281,15 @@ def test_modules_are_documented_and_functions_stay_small(path):
 def test_nothing_asks_pyarrow_for_pandas(path):
     """The older supported ones import it then, and nothing installs pandas."""
     assert ".to_pandas" not in path.read_text()
+
+
+@every_module
+def test_calls_that_some_pythons_lack_are_made_by_one_module(path):
+    """A call of os.pidfd_open would fail on uv's and conda's; see rpc/linux_calls.py."""
+    made = re.search(
+        r"\b(os\.(memfd_create|pidfd_open|P_PIDFD|MFD_)|signal\.pidfd_)", path.read_text()
+    )
+    assert not made or path.name == "linux_calls.py"
 
 
 @every_module

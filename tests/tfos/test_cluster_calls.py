@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import types
 from typing import Any
 
@@ -83,6 +84,18 @@ def cluster(tmp_path, monkeypatch) -> TFCluster:
     made = TFCluster(reserved)
     made._ending._jobs = Jobs()  # type: ignore[assignment]
     return made
+
+
+@pytest.mark.fault("F16")
+def test_a_forked_child_at_the_end_of_a_with_block_ends_nothing(cluster, monkeypatch):
+    """It would wait for days for what its copy of the state never shows, then cancel the jobs."""
+    own = os.getpid()
+    with cluster:
+        monkeypatch.setattr("os.getpid", lambda: own + 1)
+    assert (cluster.phase, cluster._ending._jobs.ended) == (ClusterPhase.RUNNING, 0)
+    monkeypatch.setattr("os.getpid", lambda: own)
+    cluster.abort()
+    assert cluster._ending._jobs.ended == 1
 
 
 @pytest.mark.parametrize(("given", "fed"), [(0, 1), (2, 2)])

@@ -13,7 +13,9 @@ _LOSSES = ("loss", "val_loss")
 """Kept before all others: users look at them first, and `keep_best` is often `val_loss`."""
 
 
-def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
+def first_metrics(
+    metrics: Mapping[str, Value], most: int, wanted: str | None = None
+) -> dict[str, Value]:
     """Return the first metrics, in their order; the losses are among them.
 
     Keras sorts its logs by name, those of validation last.
@@ -21,6 +23,7 @@ def first_metrics(metrics: Mapping[str, Value], most: int) -> dict[str, Value]:
     Args:
         metrics: by name.
         most: how many to return at most.
+        wanted: one that is among them, too; None: none.
     """
-    kept = set(sorted(metrics, key=lambda name: name not in _LOSSES)[:most])
+    kept = set(sorted(metrics, key=lambda name: name not in (wanted, *_LOSSES))[:most])
     return {name: value for name, value in metrics.items() if name in kept}

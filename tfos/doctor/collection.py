@@ -125,7 +125,17 @@ def _place(request: CollectRequest) -> Facts:
 
 
 def _python(_: CollectRequest) -> Facts:
-    return {"version": platform.python_version(), "executable": sys.executable}
+    lacks = ""
+    try:
+        from rpc.linux_calls import memfd_create, pidfd_open
+
+        os.close(pidfd_open(os.getpid()))
+        os.close(memfd_create("tfos-doctor"))
+    except ModuleNotFoundError:
+        pass  # without tfos, of which another check tells
+    except OSError as error:
+        lacks = f"{error.strerror} (Linux {platform.release()})"
+    return {"version": platform.python_version(), "executable": sys.executable, "lacks": lacks}
 
 
 def _packages(_: CollectRequest) -> Facts:

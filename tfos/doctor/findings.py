@@ -29,6 +29,9 @@ SKEW_WARNING_S = 5.0
 SKEW_PROBLEM_S = 300.0
 """From here on Kerberos refuses tickets."""
 SLOW_IMPORT_S = 30.0
+_NEWER_LINUX = (
+    "run on Linux 5.4 or newer, x86-64 or arm64; a container's seccomp profile must allow the calls"
+)
 _ONE_ENVIRONMENT = (
     "let driver and executors run one environment: set PYSPARK_PYTHON to the same on every host, "
     "or ship one with --archives"
@@ -150,6 +153,10 @@ def _host(fact: Facts, _: Beside) -> Iterator[Finding]:
 
 def _python(fact: Facts, beside: Beside) -> Iterator[Finding]:
     here = f"{fact['version']} {fact['executable']}"
+    if fact["lacks"]:
+        text = f"{here}: pidfd_open and memfd_create, which nodes need, fail: {fact['lacks']}"
+        yield Finding("python", Level.PROBLEM, text, _NEWER_LINUX)
+        return
     driver = (beside.driver or {}).get("python", fact)
     differences = versions.compare({"python": driver["version"]}, {"python": fact["version"]})
     if not differences:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -72,11 +73,21 @@ class Shutdown:
         self._lock = threading.RLock()
         self._is_over = False
         self._is_seen = False
-        self.is_abandoned = False
-        """Whether the wait for an abort was interrupted."""
+        self._is_left = False
         self._jobs: NodeJobs | None = None
         self._on_drop: weakref.finalize[..., object] | None = None
+        self._pid = os.getpid()
         atexit.register(self._at_exit)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one whose cluster it is; it must not end it."""
+        return os.getpid() != self._pid
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody here waits for an abort: the wait was interrupted, or is another's."""
+        return self._is_left or self.is_forked
 
     def watch(self, cluster: object) -> None:
         """Close the control plane if nobody refers to this cluster before any node was started.
@@ -144,7 +155,7 @@ class Shutdown:
 
     def leave(self) -> None:
         """Wait for the nodes neither again nor at exit: an abort goes on, its user has left it."""
-        self.is_abandoned = True
+        self._is_left = True
         atexit.unregister(self._at_exit)
 
     def raise_failure(self) -> None:
@@ -163,7 +174,7 @@ class Shutdown:
             is_interrupted: by Ctrl-C, for which pyspark cancels the node jobs: of that failure the
                 user knows.
         """
-        error = None if self._is_seen else self._coordinator.raised_error()
+        error = None if self._is_seen or self.is_forked else self._coordinator.raised_error()
         if error is None:
             return
         self._seen()
@@ -288,10 +299,14 @@ class Shutdown:
             self._on_drop.detach()
 
     def _close_unused(self) -> None:
+        if self.is_forked:
+            return
         # Any thread may be the one that drops the last reference, whatever locks it holds.
         InterruptibleCall("tfos-drop", lambda: self.abort("nobody can start it")).start()
 
     def _at_exit(self) -> None:
+        if self.is_forked:
+            return
         names = self._coordinator.read(_still_training)
         if names and not _is_interrupted():
             self._console.warn(

@@ -204,7 +204,7 @@ class EvaluateProgram:
         del args
         model = self.recipe.build(trains=False)
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
-        return shown_metrics(found)
+        return shown_metrics(found, most=len(found))
 
 
 def _is_endless(dataset: Any) -> bool:

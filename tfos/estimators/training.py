@@ -8,6 +8,7 @@ Does not: choose columns (estimators.columns), split rows (estimators.split) or 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
-from tfos.config import Checkpoints, ClusterConfig, InputMode, check_flag
+from tfos.config import Checkpoints, ClusterConfig, InputMode, Restarts, check_flag, config_of
 from tfos.driver import preflight
 from tfos.errors import ConfigError, SettingsError, ShutdownTimeout
 from tfos.estimators.columns import ColumnPlan
@@ -76,6 +77,9 @@ class FitSettings:
     exactly_once: bool = False
     """Whether a task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
     verbose: bool = True
+    config: ClusterConfig | None = None
+    """Other settings of the cluster, of an evaluation's too; None: the defaults. What `verbose` or
+    `config` hides is hidden."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The caller's setting names that differ from the Params of spark.ml."""
 
@@ -100,6 +104,7 @@ class FitSettings:
                 "below 1"
             )
         self._check_cluster()
+        self._check_config()
         if self.resume and not self.checkpoint_dir:
             raise SettingsError(
                 "resume=True without checkpointDir: there is nothing to continue from. Name the "
@@ -160,6 +165,24 @@ class FitSettings:
             raise SettingsError(
                 f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
                 f"to {_LAST_SEED}. Set another seed, or -1 for rows in their own order"
+            )
+
+    def _check_config(self) -> None:
+        """Refuse another type, and what would save elsewhere or train a part of the epochs."""
+        word = self._word("config")
+        config = config_of(self.config, word)
+        if config.checkpoints is not None:
+            where = self._word("checkpointDir")
+            raise SettingsError(
+                f"{word}=ClusterConfig(checkpoints=…): the servers of a fit save in {where}. Name "
+                "the directory there, and leave checkpoints out"
+            )
+        if config.restarts.workers and not self.servers:
+            raise SettingsError(
+                f"{word}=ClusterConfig(restarts=…) without a server: a worker that is started "
+                "again would begin with the first weights in a later epoch. Set "
+                f"{self._word('numPS')}=1 and {self._word('clusterSize')}=2 or more, or leave "
+                "restarts of workers out"
             )
 
     def _check_of_keras(self) -> None:
@@ -339,13 +362,7 @@ def _tell_repeated(report: Any, settings: FitSettings) -> None:
 
 
 def evaluate(
-    frame: Any,
-    plan: ColumnPlan,
-    recipe: ModelRecipe,
-    batch_size: int = 32,
-    *,
-    exactly_once: bool = False,
-    verbose: bool = True,
+    frame: Any, plan: ColumnPlan, recipe: ModelRecipe, settings: FitSettings | None = None
 ) -> dict[str, float]:
     """Return the loss and metrics of a model on a DataFrame in one worker: Keras' own numbers.
 
@@ -353,25 +370,25 @@ def evaluate(
         frame: the rows.
         plan: its columns.
         recipe: the model.
-        batch_size: rows of a step.
-        exactly_once: a task that Spark repeats skips the rows that it fed before; without it, a
-            warning reports rows that count twice.
-        verbose: show progress.
+        settings: of these, batch_size, verbose, config and exactly_once count: with the last, a
+            task that Spark repeats skips the rows that it fed before; without it, a warning reports
+            rows that count twice. None: the defaults.
 
     Raises:
         SettingsError: columns, types or an empty DataFrame; before any node starts.
     """
-    check_batch_size(batch_size)
+    settings = settings or FitSettings()
+    check_batch_size(settings.batch_size)
     _check_frame(frame, plan, recipe)
     _check_rows(frame, "has no rows to evaluate")
-    data = FedData(plan, batch_size, times=plan.times(_fields(frame)))
+    data = FedData(plan, settings.batch_size, times=plan.times(_fields(frame)))
     program = EvaluateProgram(recipe=recipe, data=data)
     fed, sc = chosen(frame, plan.fed), frame.sparkSession.sparkContext
-    return _evaluated(sc, program, fed, exactly_once=exactly_once, verbose=verbose)
+    return _evaluated(sc, program, settings, fed)
 
 
 def evaluate_made(
-    sc: Any, make: Callable[[], Any], recipe: ModelRecipe, *, verbose: bool
+    sc: Any, make: Callable[[], Any], recipe: ModelRecipe, settings: FitSettings
 ) -> dict[str, float]:
     """Return the loss and metrics of a model on a tf.data.Dataset in one worker.
 
@@ -379,23 +396,26 @@ def evaluate_made(
         sc: the SparkContext.
         make: returns the dataset, in batches.
         recipe: the model.
-        verbose: show progress.
+        settings: of these, verbose and config count.
     """
     program = EvaluateProgram(recipe=recipe, data=MadeData(make))
-    return _evaluated(sc, program, None, verbose=verbose)
+    return _evaluated(sc, program, settings)
 
 
 def _evaluated(
-    sc: Any, program: EvaluateProgram, fed: Any, *, exactly_once: bool = False, verbose: bool
+    sc: Any, program: EvaluateProgram, settings: FitSettings, fed: Any = None
 ) -> dict[str, float]:
     report: Any = None
     with slots_for(sc, 1):
-        config = ClusterConfig(verbose=verbose, shares_slots=True)
+        # No server saves, and a worker that is started again would measure the rows that are left.
+        config = dataclasses.replace(
+            _config(settings), checkpoints=None, save_on_interrupt=None, restarts=Restarts()
+        )
         cluster = TFCluster.reserve(sc, 1, 0, input_mode=InputMode.SPARK, config=config)
         with cluster:
             cluster.start(program)
             if fed is not None:
-                report = cluster.train(fed, 1, exactly_once=exactly_once)
+                report = cluster.train(fed, 1, exactly_once=settings.exactly_once)
             cluster.shutdown(timeout=None)
         found: dict[str, float] = cluster.results()[0]
     if report is not None and report.repeated_rows:
@@ -487,4 +507,6 @@ def _config(settings: FitSettings) -> ClusterConfig:
             resume=settings.resume,
             resume_epochs=settings.resume_epochs,
         )
-    return ClusterConfig(verbose=settings.verbose, checkpoints=checkpoints, shares_slots=True)
+    given = config_of(settings.config)
+    is_shown = settings.verbose and given.verbose
+    return dataclasses.replace(given, verbose=is_shown, checkpoints=checkpoints, shares_slots=True)

@@ -100,19 +100,19 @@ class ClusterFeeder:
                         self._tell_unfed(trained, request, is_fed=bool(done))
                         break
                     progress.add(self._watch.sample(feed))
-                    done.append(report)
+                    done.append(dataclasses.replace(report, epoch=call.shown_epoch))
                     self._console.progress(final_line(report, progress), final=True)
                     # A worker reports its end some time after it: an epoch may be fed until then.
                     is_left_out = not report.trained_rows and self._is_terminated(feed)
                     if is_left_out and trained > first:
                         self._tell_unfed(trained, request)
                         break
-                    self._warn_untrained(report, f"epoch {report.epoch + 1} of {feed!r}")
+                    self._warn_untrained(report, call.title)
                     if report.trained_rows:
                         trained = number + 1
                     # Nobody reads the validation of an epoch that no worker trains.
                     if validation is not None and not is_left_out:
-                        self._validate(validation, number)
+                        self._validate(validation, number, call.epochs.left_out)
                 if done:
                     self._await_metrics(call, progress, call.limit_s)
             finally:
@@ -227,14 +227,21 @@ class ClusterFeeder:
                 f"{what}: {untold} of {report.fed_rows} rows were not trained: {why}"
             )
 
-    def _validate(self, validation: ValidationPlan, number: int) -> None:
-        """Feed the rows that validate an epoch, which the workers have ended."""
+    def _validate(self, validation: ValidationPlan, number: int, left_out: int) -> None:
+        """Feed the rows that validate an epoch, which the workers have ended.
+
+        Args:
+            validation: the rows.
+            number: number of the epoch in its call, from 0.
+            left_out: epochs that were not fed again, nor validated.
+        """
         call, progress = validation.call, validation.progress
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
         self._set_limit(call)
         report = self._epochs.feed(validation.source, call, validation.request, progress)
         if report is not None:
+            report = dataclasses.replace(report, epoch=report.epoch + left_out)
             self._console.progress(validation.add(report), final=True)
 
     def feed_interval(self, request: FeedRequest) -> None:

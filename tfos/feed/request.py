@@ -27,9 +27,9 @@ class EpochNumbers:
     """Epochs trained by the interrupted run that this one resumes; None: not known yet."""
     num_fed: int = 0
     """Epochs that train() of this run has fed whole."""
-    _next: int = 0
-    _left_out: int = 0
+    left_out: int = 0
     """How many of the epochs before the calls of this run have not fed again."""
+    _next: int = 0
 
     def take(self) -> int:
         """Return the number of the next epoch, from 0."""
@@ -49,8 +49,8 @@ class EpochNumbers:
         """
         if self.before is None:
             self.before = trained_before
-        first = min(self.before - self._left_out, num_epochs)
-        self._left_out += first
+        first = min(self.before - self.left_out, num_epochs)
+        self.left_out += first
         return first
 
 
@@ -71,9 +71,14 @@ class FeedCall:
     """Epoch of the feed, from 0, counted over all calls."""
 
     @property
+    def shown_epoch(self) -> int:
+        """Its epoch, from 0, with those that the interrupted run had trained."""
+        return self.epoch + self.epochs.left_out
+
+    @property
     def title(self) -> str:
         """Its epoch, counted from 1."""
-        return f"epoch {self.epoch + 1} of {self.feed!r}"
+        return f"epoch {self.shown_epoch + 1} of {self.feed!r}"
 
     def check_wanted(self) -> None:
         """Raise FeedJobError if its user was interrupted."""
@@ -84,7 +89,7 @@ class FeedCall:
         if self.is_abandoned():
             return "a train() that was interrupted and is about to end"
         seconds = time.monotonic() - self.started_s
-        return f"a train() that began {seconds:.0f} s ago and is at epoch {self.epoch + 1}"
+        return f"a train() that began {seconds:.0f} s ago and is at epoch {self.shown_epoch + 1}"
 
 
 class FeedCalls:

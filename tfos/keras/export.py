@@ -12,7 +12,6 @@ import importlib
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ import keras
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import staging_name
 from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
@@ -155,7 +155,7 @@ def _is_file(name: str) -> bool:
 def _export_here(model: Any, target: Path, save: Save) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     suffix = ".keras" if _is_file(target.name) else ""
-    temporary = target.with_name(f".{uuid.uuid4().hex[:12]}{suffix}")
+    temporary = target.with_name(f"{staging_name(target.name)}{suffix}")
     try:
         save(model, temporary)
         _replace(temporary, target)

@@ -17,6 +17,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from feeding.columnar.batch import check_batch_size
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
@@ -46,6 +47,7 @@ class KerasEstimator(
         callbacks: passed to Keras' fit in every worker; or a function that makes them there. Those
             of Keras that write files run in the first worker alone.
         class_weight: weight by class, as in Keras' fit.
+        config: further settings of each fit's cluster, but for checkpoints; None: the defaults.
         featuresCol: column of the features; default "features".
         featuresCols: several columns of features: one per input of the model, or side by side.
         labelCol: column of the labels; default "label".
@@ -91,6 +93,7 @@ class KerasEstimator(
         | Callable[[], Sequence[keras.callbacks.Callback]]
         | None = None,
         class_weight: Mapping[int, float] | None = None,
+        config: ClusterConfig | None = None,
         featuresCol: str | None = None,
         featuresCols: Sequence[str] | None = None,
         labelCol: str | None = None,
@@ -121,6 +124,7 @@ class KerasEstimator(
         self.recipe = recipe_of(model, model_fn, custom_objects)
         self.callbacks = () if callbacks is None else callbacks
         self.class_weight = class_weight
+        self.config = config
         self._setDefault(**_PARAMS)
         self._set(**{name: value for name, value in given.items() if value is not None})
 
@@ -132,6 +136,7 @@ class KerasEstimator(
         with _alone_in(self.getCheckpointDir()):
             found = fit(dataset, plan, self.recipe, settings)
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
+        model.config = self.config
         return self._copyValues(model)  # type: ignore[no-any-return]
 
     def _check_results(self, labels: Sequence[str], given: Sequence[str]) -> None:
@@ -169,6 +174,7 @@ class KerasEstimator(
             feed_timeout_s=self.getFeedTimeout(),
             exactly_once=self.getExactlyOnce(),
             verbose=self.getVerbose(),
+            config=self.config,
         )
 
     def write(self) -> MLWriter:

@@ -15,9 +15,10 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from feeding.columnar.batch import check_batch_size
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
-from tfos.estimators.training import evaluate
+from tfos.estimators.training import FitSettings, evaluate
 from tfos.feed.dataframe import check_classic, check_fed
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
@@ -41,6 +42,7 @@ class KerasModel(
     Attributes:
         content: bytes of its `.keras` file.
         history: a value per epoch of its fit, by metric.
+        config: that of its estimator, for `evaluate`; it is not saved, and may be set.
 
     Args:
         content: bytes of a `.keras` file.
@@ -58,6 +60,7 @@ class KerasModel(
         self.content = content
         self.custom_objects = dict(custom_objects or {})
         self.history = {name: list(values) for name, values in (history or {}).items()}
+        self.config: ClusterConfig | None = None
         self._signature: ModelSignature | None = None
         self._setDefault(
             featuresCol="features",
@@ -93,8 +96,10 @@ class KerasModel(
         recipe.check_compiled(trains=False)
         with contextlib.suppress(SettingsError):  # without fixed inputs nothing can be checked here
             recipe = described(recipe, self._read(dataset.sparkSession))
-        plan = self.column_plan()
-        return evaluate(dataset, plan, recipe, self.getBatchSize(), verbose=self.getVerbose())
+        settings = FitSettings(
+            batch_size=self.getBatchSize(), verbose=self.getVerbose(), config=self.config
+        )
+        return evaluate(dataset, self.column_plan(), recipe, settings)
 
     def keras_model(self) -> keras.Model:
         """Return the compiled Keras model."""

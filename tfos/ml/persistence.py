@@ -75,6 +75,11 @@ class EstimatorWriter(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is 
                 f"callbacks={list(callbacks)} are objects and cannot be saved. Pass a function at "
                 "top level of a module that makes them: callbacks=made"
             )
+        if estimator.config is not None:
+            raise SettingsError(
+                "config= is of this program's cluster and cannot be saved. Set estimator.config = "
+                "None before, and the config of the program that loads it behind load()"
+            )
         class_weight = estimator.class_weight or {}
         self._extra = {
             "format": _FORMAT,

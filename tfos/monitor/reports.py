@@ -28,7 +28,8 @@ class EpochReport:
 
     feed: str
     epoch: int
-    """Counts from 0 over the life of the feed, across calls of train()."""
+    """Counts from 0 over the life of the feed, across calls of train(), with the epochs that the
+    run that this one resumes had trained."""
     fed_rows: int
     """Rows of the data."""
     trained_rows: int

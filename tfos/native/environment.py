@@ -11,18 +11,32 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 
 def announce_to_tensorflow(
-    environment: MutableMapping[str, str], *, has_tensorflow_servers: bool
+    environment: MutableMapping[str, str],
+    cluster: Mapping[str, Sequence[str]],
+    *,
+    has_tensorflow_servers: bool,
 ) -> None:
     """Set TensorFlow's gRPC switches in an environment, unless they are set.
 
+    gRPC takes `https_proxy` and `http_proxy` for its own, and a proxy does not reach the nodes:
+    TensorFlow would wait for them forever.
+
     Args:
         environment: environment of the process that imports TensorFlow.
+        cluster: `host:port` of each node that TensorFlow connects to, by job; empty: the process
+            learns of them later, and connects to nothing else.
         has_tensorflow_servers: whether a coordinator must learn of lost servers. TensorFlow then
             advises that its calls fail at once; other strategies wait for peers that start.
     """
     environment.setdefault("TF_GRPC_REUSE_PORT", "true")  # else ReservedPort would block the port
     if has_tensorflow_servers:
         environment.setdefault("GRPC_FAIL_FAST", "use_caller")
+    hosts = {each.rpartition(":")[0].strip("[]") for nodes in cluster.values() for each in nodes}
+    if not hosts:
+        environment.setdefault("grpc_proxy", "")  # to gRPC, which looks here first: none
+        return
+    known = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
+    environment["no_grpc_proxy"] = ",".join([*([known] if known else []), *sorted(hosts)])
 
 
 def tf_config(

@@ -42,7 +42,7 @@ class TensorFlowServerProcess:
         start_order_thread(self._link, self._carry_out)
         self._link.send(messages.PhaseChanged("importing tensorflow"))
         node, host = self._spec.bundle.node, self._spec.executor.host
-        announce_to_tensorflow(os.environ, has_tensorflow_servers=True)
+        announce_to_tensorflow(os.environ, {}, has_tensorflow_servers=True)
         import tensorflow as tf
 
         port = ReservedPort(wanted_port(os.environ))

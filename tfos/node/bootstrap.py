@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from rpc.linux_calls import memfd_create
 from tfos.errors import NodeStartError
 
 DETACH_S = 60.0
@@ -72,7 +73,7 @@ def document_fd(
         detach: fork once and start a session, so that init adopts the process.
     """
     head = {"module": module, "sys_path": list(sys_path), "parent_pid": parent_pid}
-    fd = os.memfd_create("tfos-bootstrap", os.MFD_CLOEXEC)
+    fd = memfd_create("tfos-bootstrap")
     with os.fdopen(os.dup(fd), "wb") as document:
         document.write(json.dumps({**head, "detach": detach}).encode() + b"\n")
         document.write(body)

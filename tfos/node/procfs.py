@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from rpc.linux_calls import pidfd_open, pidfd_send_signal
 from rpc.process_stat import resident_bytes, stat_fields
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -73,7 +74,7 @@ def command_line_option(pid: int, option: str) -> str:
 def open_pidfd(pid: int) -> int | None:
     """Return a pidfd, or None if there is no such process any more."""
     try:
-        return os.pidfd_open(pid)
+        return pidfd_open(pid)
     except ProcessLookupError:
         return None
 
@@ -158,7 +159,7 @@ def kill_descendants(*, spare: Collection[int] = (), timeout_s: float = 5.0) -> 
             }
             for pidfd in alive.values():
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    pidfd_send_signal(pidfd, signal.SIGKILL)
             if not alive:
                 return []
             remaining_s = deadline_s - time.monotonic()

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rpc.endpoint import is_wildcard
+from rpc.linux_calls import memfd_create, pidfd_open
+from rpc.transport.listen import short_temporary_directory
 from tfos.control.messages import DRIVER_EXECUTOR
 from tfos.errors import NodeStartError, VersionSkew
 from tfos.node import launch, procfs, versions, whole_files, workspace
@@ -114,10 +116,10 @@ class NodeTask:
         with contextlib.ExitStack() as open_fds:
             jvm_pidfd = value_fd = -1
             if executor.jvm_pid:
-                jvm_pidfd = os.pidfd_open(executor.jvm_pid)
+                jvm_pidfd = pidfd_open(executor.jvm_pid)
                 open_fds.callback(os.close, jvm_pidfd)
             if is_awaited:
-                value_fd = os.memfd_create("tfos-value", os.MFD_CLOEXEC)
+                value_fd = memfd_create("tfos-value")
                 open_fds.callback(os.close, value_fd)
             spec = SupervisorSpec(
                 attempt=attempt,
@@ -172,7 +174,7 @@ class NodeTask:
 def _clean_up(executor: Executor) -> None:
     """Remove the directories of a supervisor that vanished; its last moments may still pass."""
     deadline_s = time.monotonic() + _VANISHED_S
-    while not workspace.sweep(executor.scratch_dir, tempfile.gettempdir()):
+    while not workspace.sweep(executor.scratch_dir, short_temporary_directory()):
         if time.monotonic() > deadline_s:
             return
         time.sleep(_LOOK_AGAIN_S)

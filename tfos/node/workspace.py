@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from rpc.process_id import ProcessId
+from rpc.transport.listen import short_temporary_directory
 from tfos.node.spec import Executor
 
 _logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Workspace:
     """
 
     def __init__(self, executor: Executor, node_name: str, attempt: int, cluster_id: str) -> None:
-        self._parents = (executor.scratch_dir, tempfile.gettempdir())
+        self._parents = (executor.scratch_dir, short_temporary_directory())
         sweep(*self._parents)
         scratch_dir, temp_dir = self._parents
         self.directory = make_directory(scratch_dir)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 from feeding.columnar.batch import check_batch_size
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
@@ -51,6 +52,7 @@ _WORDS = {
     "batchSize": "batch_size",
     "checkpointDir": "model_dir",
     "clusterSize": "cluster_size",
+    "config": "cluster_config",
     "exactlyOnce": "exactly_once",
     "featuresCols": "feature_cols",
     "labelCols": "label_cols",
@@ -118,14 +120,14 @@ class Estimator:
         seed: int | None = 0,
         exactly_once: bool = False,
         verbose: bool = True,
+        cluster_config: ClusterConfig | None = None,
         **orca: Never,
     ) -> Estimator:
         """Return an estimator of a compiled Keras model, or one without a model, for load().
 
         Args:
             model: compiled model, with its weights.
-            model_creator: called as `model_creator(config)` in every worker, instead of
-                `model`; returns a compiled model.
+            model_creator: called with `config` in every worker; returns a compiled model.
             config: argument of `model_creator` and data functions.
             model_dir: path or URL (docs/guides/files.md): each fit leaves its model there, and the
                 servers save there while they train; None: nothing is saved. It needs a
@@ -135,11 +137,11 @@ class Estimator:
             consistency: mode of ctx.distribute.
             staleness_bound: steps, for `consistency="ssp"`.
             seed: shuffles the rows of a DataFrame or path, differently in each epoch; with the
-                worker's rank added, it seeds Keras. None: rows in their own order, and Keras
-                without a seed.
+                worker's rank added, it seeds Keras. None: their own order, and no seed.
             exactly_once: whether a task that Spark repeats skips the rows that it fed before;
                 correct only if a partition has the same rows in the same order again.
             verbose: show progress.
+            cluster_config: further settings of clusters, but for checkpoints; None: the defaults.
             **orca: other arguments of Orca: all are refused, here and in the calls below.
 
         Raises:
@@ -147,7 +149,6 @@ class Estimator:
                 Orca, with what to do instead.
         """
         refuse("from_keras", orca)
-        config = dict(config or {})
         settings = FitSettings(
             cluster_size=cluster_size,
             num_ps=num_ps,
@@ -156,13 +157,15 @@ class Estimator:
             seed=seed,
             exactly_once=exactly_once,
             verbose=verbose,
+            config=cluster_config,
             words=_WORDS,
         )
         settings.check()
         if model_dir is not None:
             place = read_facts(active_context()).output_place
             model_dir = output_directory(model_dir, "models", place)
-        return cls(_recipe_of(model, model_creator, config), config, settings, model_dir)
+        given = dict(config or {})
+        return cls(_recipe_of(model, model_creator, given), given, settings, model_dir)
 
     if not TYPE_CHECKING:  # mypy would accept any attribute name
 
@@ -260,16 +263,15 @@ class Estimator:
             NotCompiled: load() has read a model that was never compiled.
         """
         refuse("evaluate", orca)
-        verbose, recipe = self._settings.verbose, self._trained()
-        check_batch_size(batch_size)
+        recipe = self._trained()
+        settings = dataclasses.replace(self._settings, batch_size=check_batch_size(batch_size))
         recipe.check_compiled(trains=False)
         if callable(data):
             make = self._maker(data, batch_size)
-            return evaluate_made(active_context(), make, recipe, verbose=verbose)
+            return evaluate_made(active_context(), make, recipe, settings)
         plan = _plan_of(feature_cols, label_cols)
-        frame, once = _frame(data), self._settings.exactly_once
-        recipe = self._described(frame)
-        return evaluate(frame, plan, recipe, batch_size, exactly_once=once, verbose=verbose)
+        frame = _frame(data)
+        return evaluate(frame, plan, self._described(frame), settings)
 
     def predict(
         self,
@@ -471,16 +473,23 @@ class Estimator:
         return functools.partial(creator, self._config, batch_size)
 
     def _check_has_model(self) -> None:
-        if not self._recipe.content and self._recipe.model_fn is None:
-            raise SettingsError(_NO_MODEL)
+        if self._recipe.content or self._recipe.model_fn is not None:
+            return
+        if self._is_behind:
+            raise SettingsError(
+                f"{self._model_dir} has the state of servers, but no fit there has left a model. "
+                "Pass from_keras(model=… or model_creator=…) the model of the fit that was "
+                "interrupted, then call load_latest_checkpoint() and fit()"
+            )
+        raise SettingsError(_NO_MODEL)
 
     def _trained(self) -> ModelRecipe:
+        self._check_has_model()
         if self._is_behind:
             raise SettingsError(
                 f"the newest state of {self._model_dir} is a checkpoint of servers, from a fit "
-                "that did not end. Call fit(), which continues from there, or load() a model"
+                "that did not end. Call fit(), which continues from there, or load() an older model"
             )
-        self._check_has_model()
         if not self._recipe.content:
             raise SettingsError(
                 "the model of model_creator exists only in workers. Call fit() or load() first"

@@ -77,7 +77,9 @@ class PredictColumn:
                 side by side. An expression has no name here, even with an alias.
 
         Raises:
-            SettingsError: the number of columns is wrong, or one has the name of another input.
+            SettingsError: the number of columns is wrong, or one has the name of another input; or
+                inputs was None, the model does not record the order of several inputs, and the
+                columns do not have their names.
         """
         from pyspark.sql import functions
 
@@ -135,8 +137,7 @@ def predict_column(
 
     Raises:
         SettingsError: there is no such model or name; the export is damaged, is a delta or has no
-            model; there is no SparkSession; or inputs is None and the model does not record the
-            order of several inputs.
+            model; or there is no SparkSession.
         UnsupportedError: Spark is older than 4.1.
     """
     check_batch_size(batch_size)
@@ -144,7 +145,7 @@ def predict_column(
     session = active_session()
     path = _whole_path(session, model_path)
     found = read_signature(session, ModelSource(path=path, tags=tags, name=signature))
-    named = found.ordered_inputs() if inputs is None else _listed(inputs, ())
+    named = _listed(inputs, found.inputs)
     asked = _listed(outputs, found.outputs)
     found.check(named, asked)
     return PredictColumn(found, None if inputs is None else named, asked, batch_size)

@@ -247,17 +247,18 @@ def predictor_of(
         columns: columns that fill the inputs.
         outputs: outputs that become columns.
         batch_size: rows that the model takes at once.
-        inputs: names of the inputs in the columns' order; None: the order of `in_order`.
+        inputs: names of the inputs in the columns' order; None: by name if the columns have all of
+            them, else in the model's own order.
 
     Raises:
         SettingsError: the number of columns is wrong, the inputs' order is unknown, a column has
             the name of another input, or batch_size is not a number of rows.
     """
-    names = signature.ordered_inputs() if inputs is None else list(inputs)
-    if inputs is None:
+    names = list(columns if inputs is None else inputs)
+    if inputs is None and sorted(columns) != sorted(signature.inputs):
+        names = signature.ordered_inputs()
         by_place = f"; predict_column(…, inputs={names}) takes these columns by position"
-        if in_order("columns", columns, "input", names, by_place) != tuple(columns):
-            names = list(columns)  # each has its input's name
+        in_order("columns", columns, "input", names, by_place)
     return Predictor(
         signature=signature,
         columns=tuple(columns),

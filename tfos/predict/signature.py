@@ -121,7 +121,7 @@ class ModelSignature(ModelTensors):
             raise SettingsError(
                 f"the SavedModel {self.source} does not record the order of its inputs "
                 f"{', '.join(names)}. Name them in the order of the columns: "
-                f"predict_column(path, inputs={names})"
+                f"predict_column(path, inputs={names}). Or name the columns as the inputs are"
             )
         return names
 

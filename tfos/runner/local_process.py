@@ -87,9 +87,9 @@ def main(body: bytes) -> None:
         on_connect=offers.connected,
         on_disconnect=offers.disconnected,
     )
-    listener.bind_unix(spec.directory)
-    listener.start()
     try:
+        listener.bind_unix(spec.directory)
+        listener.start()
         work = cloudpickle.loads(spec.work)
         peers = _peers(spec, listener.endpoint)
         group = RankGroup(identity, credentials, offers, peers)

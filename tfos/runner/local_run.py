@@ -24,6 +24,8 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from rpc.linux_calls import memfd_create, pidfd_open
+from rpc.transport.listen import short_temporary_directory
 from tfos.errors import NodeFailedError, NodeStartError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.native.environment import announce_to_tensorflow, tf_config
@@ -37,6 +39,7 @@ from tfos.runner.spark_run import checked_work, late_ranks, rank_value
 START_S = 120.0
 """Seconds until a process listens, including the imports of the program's modules."""
 _END_S = 5.0
+_STDERR = 2
 _LOOK_S = 3600.0
 """Seconds of one poll, which must take less than 25 days; the end of a process ends it at once."""
 
@@ -85,7 +88,9 @@ def run_local(
     work = cloudpickle.dumps(checked_work(fn, args, kwargs))
     secret, run_id = secrets.token_bytes(32), f"local-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-"))
+        _open_standard_streams(stack)
+        parent = short_temporary_directory()
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-", dir=parent))
         ranks = []
         for rank, environment in enumerate(_environments(stack, num_proc)):
             spec = LocalRank(rank, run_id, secret, directory, work)
@@ -98,6 +103,17 @@ def run_local(
     return [rank_value(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
 
 
+def _open_standard_streams(stack: contextlib.ExitStack) -> None:
+    """Put /dev/null where the program has closed a standard stream.
+
+    A descriptor of a rank would get its number, and the rank would write its output there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+        stack.callback(os.close, descriptor)
+    os.close(descriptor)
+
+
 def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, str]]:
     """Return each rank's environment: TF_CONFIG names all ranks, as on executors.
 
@@ -108,7 +124,7 @@ def _environments(stack: contextlib.ExitStack, num_proc: int) -> list[dict[str, 
         stack.callback(each.release)
     jobs = {"worker": [f"127.0.0.1:{each.port}" for each in ports]}
     own = bootstrap.without_spark_secrets(os.environ)
-    announce_to_tensorflow(own, has_tensorflow_servers=False)
+    announce_to_tensorflow(own, jobs, has_tensorflow_servers=False)
     named = (tf_config(jobs, "worker", n, has_tensorflow_servers=False) for n in range(num_proc))
     return [own | {"TF_CONFIG": each} for each in named]
 
@@ -118,7 +134,7 @@ def _start(
 ) -> _Running:
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
-    outcome_fd = os.memfd_create("tfos-outcome", os.MFD_CLOEXEC)
+    outcome_fd = memfd_create("tfos-outcome")
     stack.callback(os.close, outcome_fd)
     body = msgspec.structs.replace(spec, link_fd=theirs.fileno(), outcome_fd=outcome_fd)
     document = bootstrap.document_fd(
@@ -137,7 +153,7 @@ def _start(
     finally:
         os.close(document)
         theirs.close()
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = pidfd_open(process.pid)
     stack.callback(os.close, pidfd)
     stack.callback(_end, process)
     return _Running(spec.rank, process, pidfd, ChildLink(ours, RankListening), outcome_fd)

@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,7 +36,7 @@ from tfos.watch.job import Job, whole
 from tfos.watch.page_access import PageAccess
 from tfos.watch.snapshot import Seen
 
-_PAGE = (Path(__file__).parent / "page.html").read_text()
+_PAGE = resources.files("tfos.watch").joinpath("page.html").read_text(encoding="utf-8")
 
 
 def _sources(tag: str) -> str:

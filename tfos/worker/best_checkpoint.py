@@ -28,14 +28,17 @@ class BestKeeper:
     Args:
         plan: settings with the metric's name and direction.
         saver: the chief's saver, which has restored the run that this one resumes, if any.
+
+    Attributes:
+        metric: the metric's name.
     """
 
     def __init__(self, plan: Checkpoints, saver: ChiefSaver) -> None:
-        self._metric = plan.keep_best or ""
+        self.metric = plan.keep_best or ""
         self._is_highest = plan.best_is_highest
         self._saver = saver
         self._has_warned = False
-        found = saver.best(self._metric, higher_is_better=self._is_highest)
+        found = saver.best(self.metric, higher_is_better=self._is_highest)
         self._best = found.score if found is not None else None
         self.saved: BestSaved | None = None
         """The best so far."""
@@ -44,12 +47,12 @@ class BestKeeper:
 
     def look(self, epoch: EpochTrained) -> BestSaved | None:
         """Save the parameters if the epoch is the best so far; return what was saved."""
-        value = epoch.metrics.get(self._metric)
+        value = epoch.metrics.get(self.metric)
         if value is None:
             self._warn(epoch)
         if value is None or not math.isfinite(value):
             return None
-        score = Score(self._metric, value, self._is_highest)
+        score = Score(self.metric, value, self._is_highest)
         if not score.beats(self._best):
             return None
         failed = self._saver.save_now(score)
@@ -57,7 +60,7 @@ class BestKeeper:
             _logger.warning(
                 "epoch %d is the best so far (%s %.6g) but was not saved: %s",
                 epoch.epoch + 1,
-                self._metric,
+                self.metric,
                 value,
                 failed,
             )
@@ -69,7 +72,7 @@ class BestKeeper:
     def _as_report(self, step: int | None = None) -> BestSaved:
         path, step = self._saver.place(step)
         value = self._best.value if self._best is not None else math.nan
-        return BestSaved(path, step, self._metric, value)
+        return BestSaved(path, step, self.metric, value)
 
     def _warn(self, epoch: EpochTrained) -> None:
         """Warn once, early, that the metric may be misspelt."""
@@ -80,6 +83,6 @@ class BestKeeper:
             "epoch %d has no %r, the metric of keep_best; it has %s. No checkpoint is kept as the "
             "best until an epoch has it",
             epoch.epoch + 1,
-            self._metric,
+            self.metric,
             ", ".join(sorted(epoch.metrics)) or "no metrics",
         )

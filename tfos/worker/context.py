@@ -310,14 +310,15 @@ class NodeContext(PortedContext):
             batch_size: rows per batch, at least 1; only an epoch's last batch may be smaller.
             feed: name of the feed, one of `reserve(queues=…)`, or "validation".
             feature_cols: values of a row that are x: a position or a slice, a name, a list of
-                these (numbers side by side as one matrix [batch, n]; arrays and text as several
-                inputs), or a dict from the model's input names. None, without `label_cols`: rows
-                are (x, y) or (x, y, weight).
+                these (numbers side by side as one matrix [batch, n], integers beside floats as
+                floats; arrays and text as several inputs), or a dict from the model's input names.
+                None, without `label_cols`: rows are (x, y) or (x, y, weight).
             label_cols: values that are y, as for `feature_cols`.
             weight_col: value that is the sample weight, float[batch].
             dtypes: numpy dtype names: one for x; one each for x, y and weight (None leaves a part
                 as it is); or by column. An integer dtype cuts off fractions and refuses numbers
-                that it cannot hold. None: float64 becomes Keras' floatx.
+                that it cannot hold. None: float64 becomes Keras' floatx. Finite numbers that would
+                become infinite are refused.
             map_fn: `map_fn(x, y) -> (x, y)` (and the weight, if there is one) on numpy arrays of a
                 whole batch, [batch, …]; runs in the thread that reads ahead.
 
@@ -368,7 +369,7 @@ class NodeContext(PortedContext):
                 worker within `staleness_bound` steps of the slowest; "sync" reduces one gradient
                 per worker, in rank order, and applies it once; "hybrid" does so with dense
                 parameters, and applies gradients of tables' rows when they arrive.
-            reduction: sync only: "mean" weighted by the rows of the batches, or "sum".
+            reduction: at a barrier of sync or hybrid: "mean" weighted by batches' rows, or "sum".
             staleness_bound: number of steps, 0 or more, required for ssp. Larger: less waiting,
                 older gradients. hybrid: batches of rows that a worker has in progress, default 1.
             staleness_aware: whether to divide a gradient's learning rate by 1 + the updates by

@@ -362,7 +362,9 @@ class WorkerProcess:
 
     def _prepare_environment(self, context: NodeContext) -> None:
         on_tensorflow = self._spec.bundle.settings.has_tensorflow_servers
-        announce_to_tensorflow(os.environ, has_tensorflow_servers=on_tensorflow)
+        announce_to_tensorflow(
+            os.environ, context.cluster_spec, has_tensorflow_servers=on_tensorflow
+        )
         os.environ["TF_CONFIG"] = tf_config(
             context.cluster_spec,
             context.job_name,

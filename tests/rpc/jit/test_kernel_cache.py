@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,30 @@ def test_what_is_in_the_cache_is_not_compiled_again(room: Path):
     again = start(room, FLOAT64, FLOAT32)
     check(again, np.float32, np.float64)
     assert compilations(again) == 0
+
+
+@pytest.mark.parametrize("kind", ["sources", "zip of sources", "bytecode", "zip of bytecode"])
+def test_kernels_of_other_code_are_others_whatever_the_package_is_in(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    digests = set()
+    for code in (b"one", b"one", b"two"):
+        room = tmp_path / "package"
+        (room / "optim").mkdir(parents=True)
+        suffix = ".pyc" if "bytecode" in kind else ".py"
+        (room / "optim" / f"rules{suffix}").write_bytes(code)
+        if "zip" in kind:
+            shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "package")
+            shutil.rmtree(room)
+            room = tmp_path / "packed.zip" / "package"
+        cache = KernelCache(room, ("optim/rules.py",))
+        digests.add(cache.digest)
+        is_beside = cache.directory.path().parent == room / "__pycache__"
+        assert is_beside is ("zip" not in kind)
+        shutil.rmtree(tmp_path / "package", ignore_errors=True)
+    assert len(digests) == 2
 
 
 def test_processes_that_save_at_once_do_not_take_each_others_kernels(

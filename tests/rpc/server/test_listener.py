@@ -172,6 +172,18 @@ def test_the_unix_socket_stands_in_a_private_directory_that_goes_away(listener, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_holder_whose_name_is_cut_inside_a_letter_is_named_all_the_same():
+    """The kernel keeps 15 bytes of a name."""
+    name = Path("/proc/self/comm")
+    own = name.read_bytes()
+    name.write_bytes("rechnerprozeßß".encode())
+    try:
+        with bed() as holder, pytest.raises(PortInUse, match=r"pid \d+ \(rechnerprozeß�, user"):
+            Listener(holder.handle, holder.credentials, SERVER).bind_tcp(*holder.address)
+    finally:
+        name.write_bytes(own)
+
+
 def test_a_unix_directory_that_is_too_deep_is_refused(listener, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()

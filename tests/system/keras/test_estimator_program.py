@@ -423,6 +423,19 @@ def ones():
     return tf.data.Dataset.from_tensors((np.ones((4, 1), "float32"), np.ones((4, 3), "float32")))
 
 
+def test_an_evaluation_has_every_metric_of_one_number():
+    """The report of an epoch has room for a hundred, the value of main_fun for all."""
+
+    def watched():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+        names = [f"mean_{number}" for number in range(100)]
+        model.compile("sgd", "mse", metrics=[keras.metrics.MeanSquaredError(n) for n in names])
+        return model
+
+    program = EvaluateProgram(recipe=ModelRecipe(model_fn=watched), data=MadeData(ones))
+    assert len(program(None, context(0))) == 101
+
+
 def test_an_evaluation_leaves_out_metrics_with_a_value_per_class():
     program = EvaluateProgram(recipe=ModelRecipe(model_fn=scored), data=MadeData(ones))
     assert set(program(None, context(0))) == {"loss", "mae"}

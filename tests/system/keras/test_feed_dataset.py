@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from dataclasses import replace
 
@@ -823,6 +824,46 @@ def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_t
         next(iter(dataset))
         model.fit(dataset, verbose=0)
         assert cluster.rows(0) == 40
+
+
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_a_callback_that_looks_at_a_batch_inside_of_an_epoch_takes_none(is_distributed):
+    """The rows that it looked at were not trained, and counted as trained."""
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3, 3), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        model = distribute(make_model(), ctx) if is_distributed else make_model()
+        steps: list[int] = []
+        seen: list[np.ndarray] = []
+
+        def look(batch, logs):
+            steps.append(batch)
+            seen.extend(x.numpy() for x, _ in itertools.islice(dataset, 1))
+            if batch == 0:
+                with pytest.raises(SettingsError, match="and has taken 1 in this epoch, so a loop"):
+                    list(dataset)
+
+        looks = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        model.fit(dataset, epochs=2, verbose=0, callbacks=[looks])
+        assert steps == [0, 1, 2] * 2
+        assert [each.trained_rows for each in stats(ctx).epochs] == [21, 21]
+        assert cluster.rows(0) == 42 * is_distributed
+        np.testing.assert_array_equal(np.concatenate(seen[:2]), X[8:21])
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_loop_behind_one_that_an_error_broke_off_has_the_rest(call):
+    """It was taken for one inside of the call that had ended, and was refused."""
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, batches(3), finish=True)
+        dataset = FeedDataset(ctx, BATCH)
+        event = "on_train_batch_end" if call == "fit" else "on_test_batch_end"
+        fails = keras.callbacks.LambdaCallback(**{event: lambda batch, logs: 1 / 0})
+        with pytest.raises(ZeroDivisionError):
+            getattr(make_model(), call)(dataset, verbose=0, callbacks=[fails])
+        np.testing.assert_array_equal(np.concatenate([x for x, _ in dataset]), X[8:21])
 
 
 def test_each_loop_of_the_programs_own_is_an_epoch_and_a_look_takes_nothing():

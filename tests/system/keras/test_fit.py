@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import secrets
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tfos.keras.fit.callbacks import callbacks
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_agreement import BeforeCallbacks, Report, combine
 from tfos.keras.fit.epoch_report import shown_metrics
+from tfos.worker.reports.epoch_reports import EpochReports
 
 tf = pytest.importorskip("tensorflow")
 
@@ -337,6 +339,23 @@ def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_so
     assert (kept["loss"], kept["val_loss"], kept["a_0"]) == (1.0, 2.0, 0.5)
     (warning,) = [each for each in caplog.messages if "left out" in each]
     assert warning.startswith(f"metrics 'f1', 'a_{MAX_METRICS - 2}', 'a_{MAX_METRICS - 1}' are")
+    assert f"a metric is one number and an epoch has at most {MAX_METRICS}." in warning
+
+
+def test_the_best_is_kept_by_any_metric_of_many(monkeypatch):
+    """A metric behind the first hundred did not reach what keeps the best, which missed it."""
+    looked: list[EpochTrained] = []
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        reports = EpochReports(ctx.reported.append)
+        keeper: Any = SimpleNamespace(metric="z_score", saved=None, look=looked.append)
+        reports.keep_best(keeper)
+        monkeypatch.setattr(Context, "epochs", property(lambda _: reports))
+        many = {f"a_{number}": 0.5 for number in range(MAX_METRICS)} | {"z_score": 7.0}
+        adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: logs.update(many))
+        distribute(make_model(), ctx).fit(X, Y, verbose=0, callbacks=[adds])
+    (epoch,) = looked
+    assert (epoch.metrics["z_score"], len(epoch.metrics)) == (7.0, MAX_METRICS)
 
 
 def with_frozen(seed, dtype="float32"):
@@ -562,6 +581,15 @@ def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "saved"))
     served = loaded.serve(X[:4])
     np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
+
+
+def test_what_a_killed_export_leaves_has_the_name_of_its_target(cluster, tmp_path):
+    def save(_: Any, target: Path) -> None:
+        assert re.fullmatch(r"\.saved\.[0-9a-f]{12}\.tmp", target.name)
+        target.mkdir()
+
+    export(make_model(), str(tmp_path / "saved"), cluster.contexts[0], save)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):

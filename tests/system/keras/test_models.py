@@ -380,6 +380,41 @@ def test_embedding_gradients_are_densified_up_to_a_size(cluster, monkeypatch):
         assert second.pushes == 0
 
 
+class Slices(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    """Changes the values of sparse gradients; the slices that it makes do not know their shape."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        halves = [
+            tf.IndexedSlices(each.values / 2, each.indices)
+            if isinstance(each, tf.IndexedSlices)
+            else each / 2
+            for each in tape.gradient(loss, self.trainable_variables)
+        ]
+        self.optimizer.apply(halves, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_slices_of_a_step_that_leave_out_their_shape_are_taken_as_by_keras(cluster, eagerly):
+    """TensorFlow makes no tensor of them, and its own error ended the fit."""
+    ids = np.random.default_rng(0).integers(0, 50, (64, 3))
+
+    def made():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = Slices([keras.Input((3,), dtype="int32"), *layers])
+        return compiled(model, keras.optimizers.SGD(0.5), run_eagerly=eagerly)
+
+    model, plain = distribute(made(), cluster.contexts[0]), made()
+    for each in (model, plain):
+        each.fit(ids, Y[:64], batch_size=32, shuffle=False, verbose=0)
+    for weight, expected in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
 class Wrong(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     """Steps that cannot be split; `how` says in which way."""
 

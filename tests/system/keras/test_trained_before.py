@@ -171,7 +171,8 @@ def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(
         model = distribute(make_unbuilt(), chief)
         for use in (
             lambda: model.predict(((each,) for each in [X]), steps=1),
-            lambda: model.predict(tf.data.Dataset.from_tensors(X)),
+            lambda: model.predict(tf.data.Dataset.from_generator(lambda: [X], tf.int64)),
+            lambda: model.predict(tf.data.Dataset.range(3)),  # it has no batches
             lambda: model.predict_on_batch("no rows"),
             lambda: model.save(tmp_path / "m.keras"),
         ):
@@ -184,6 +185,9 @@ def test_a_model_without_an_input_has_the_trained_values_where_no_epoch_is_left(
         saved = keras.models.load_model(tmp_path / "m.keras")
         np.testing.assert_array_equal(saved.get_weights()[0], first.get_weights()[0])
         chief.client.close()
+
+
+ROWS = tf.data.Dataset.from_tensor_slices((X, Y))
 
 
 class Rows(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
@@ -205,6 +209,7 @@ def test_a_model_without_an_input_answers_with_the_trained_values_before_its_fir
             "evaluate": (trained, lambda model: model.evaluate(X, Y, verbose=0)),
             "test_on_batch": (trained, lambda model: model.test_on_batch(X, Y)),
             "PyDataset": (trained, lambda model: model.evaluate(Rows(), verbose=0)),
+            "Dataset": (trained, lambda model: model.evaluate(ROWS.batch(BATCH), verbose=0)),
             "predict": (answers, lambda model: model.predict(X, verbose=0)),
             "predict_on_batch": (answers, lambda model: model.predict_on_batch(X)),
         }  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.keras_training import DEADLINE_S, blobs, offer, rows_of, serving, together
+from tests.support.waiting import wait_until
 from tfos.control.messages import FitReading
 from tfos.errors import SettingsError
 from tfos.keras.data.feed_dataset import FeedDataset
@@ -215,21 +216,32 @@ def test_early_stopping_follows_the_metrics_of_all_workers_everywhere():
             np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("is_fed", [True, False])
-def test_a_validation_that_the_drivers_call_does_not_feed_is_told(is_fed, caplog):
+@pytest.mark.parametrize("how", ["by its call", "by a call of its own", "later"])
+def test_a_validation_that_the_drivers_call_does_not_feed_is_told(how, caplog):
+    told = "'validation')) waits for rows, and the call of the driver that feeds 'input' has none"
     with serving() as cluster:
         ctx = cluster.contexts[0]
-        for feed in ("input", "validation"):
-            offer(ctx.feed_channel, rows_of(X, Y), epoch=0, feed=feed)
-        ctx.feed_channel.flush("input", 0, ("validation", 0) if is_fed else None)
-        ctx.feed_channel.flush("validation", 0)
-        distribute(make_model(), ctx).fit(
-            FeedDataset(ctx, BATCH),
-            verbose=0,
-            validation_data=FeedDataset(ctx, BATCH, feed="validation"),
-        )
-    told = "'validation')) waits for rows, and the call of the driver that feeds 'input' has none"
-    assert (told in caplog.text) is not is_fed
+
+        def feed(name, validation=None):
+            offer(ctx.feed_channel, rows_of(X, Y), epoch=0, feed=name)
+            ctx.feed_channel.flush(name, 0, validation)
+
+        def work(rank):
+            if rank:
+                wait_until(lambda: told in caplog.text, "the warning")
+                feed("validation")
+                return
+            distribute(make_model(), ctx).fit(
+                FeedDataset(ctx, BATCH),
+                verbose=0,
+                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
+            )
+
+        if how != "later":
+            feed("validation")
+        feed("input", ("validation", 0) if how == "by its call" else None)
+        together(work, 2 if how == "later" else 1)
+    assert (told in caplog.text) is (how == "later")
 
 
 def test_epochs_cut_by_steps_do_not_go_with_a_fed_validation():

@@ -159,12 +159,14 @@ def test_what_was_saved_answers_bit_for_bit(frame, fitted, tmp_path):
 
 
 def test_workers_with_a_server_train_one_model_and_stop_together(frame):
+    from tfos import ClusterConfig, Restarts
     from tfos.ml import KerasEstimator
 
     estimator = KerasEstimator(
         model_fn=linear,
         featuresCols=["two", "one"],  # side by side, here and in transform
         callbacks=stops_early,
+        config=ClusterConfig(security="tls", restarts=Restarts(workers=1)),
         clusterSize=3,
         consistency="sync",
         epochs=3,

@@ -36,6 +36,15 @@ def example(request, monkeypatch):
     del sys.modules[name]
 
 
+def behind_a_proxy(args, ctx):
+    """Run a main_fun where the environment names a proxy, at which nobody listens."""
+    import os
+
+    os.environ["https_proxy"] = "http://127.0.0.1:9"
+    main_fun, own = args
+    return main_fun(own, ctx)
+
+
 def until_told(args, ctx):
     """Schedule steps until a file appears; count them in a file of their own."""
     import os
@@ -82,7 +91,7 @@ def test_a_coordinator_trains_fed_rows_and_its_workers_own(spark, example):
     with TFCluster.reserve(
         spark, args.cluster_size, args.num_ps, ps="tensorflow", input_mode=InputMode.SPARK
     ) as cluster:
-        cluster.start(example.main_fun, args)
+        cluster.start(behind_a_proxy, (example.main_fun, args))
         report = cluster.train(spark.parallelize(pairs, 4), num_epochs=2)
         assert report is not None
         assert report.epochs[0].trained_rows == 3000

@@ -23,5 +23,10 @@ def test_the_losses_stay_and_the_order_too(most, kept):
     assert list(first_metrics(METRICS, most)) == kept
 
 
+def test_a_metric_that_is_wanted_stays_where_it_is_if_it_is_there():
+    assert list(first_metrics(METRICS, 3, "val_b")) == ["loss", "val_b", "val_loss"]
+    assert list(first_metrics(METRICS, 2, "other")) == ["loss", "val_loss"]
+
+
 def test_there_may_be_no_loss():
     assert list(first_metrics({"a": 1, "b": 2}, 1)) == ["a"]

@@ -22,7 +22,7 @@ NAMES = {
 }
 GOOD: dict[str, dict[str, Any]] = {
     "place": {"host": "10.0.0.2", "executor_id": "3", "hostname": "h2"},
-    "python": {"version": "3.11.7", "executable": "/env/bin/python"},
+    "python": {"version": "3.11.7", "executable": "/env/bin/python", "lacks": ""},
     "packages": PACKAGES,
     "java": {"major": 17, "program": "/java/bin/java"},
     "memory": {
@@ -86,6 +86,13 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
             "warning",
             "driver: 3.11.7",
             "PYSPARK_PYTHON",
+        ),
+        (
+            "python",
+            changed("python", lacks="Function not implemented (Linux 4.18)"),
+            "problem",
+            "which nodes need, fail: Function not implemented (Linux 4.18)",
+            "Linux 5.4 or newer",
         ),
         ("packages", {**PACKAGES, "tfos": "0.2.0"}, "problem", "tfos 0.2.0 (driver: 0.1.0)", "env"),
         ("packages", {**PACKAGES, "numpy": "2.0.0"}, "warning", "numpy 2.0.0", "--archives"),

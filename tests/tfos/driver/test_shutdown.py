@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable
 
 import pytest
@@ -142,3 +143,27 @@ def test_a_program_that_an_interrupt_ends_is_not_told_what_its_user_knows(monkey
     told = coordinator.shown.getvalue()
     assert "main_fun still runs" not in told
     assert "which no call has raised" not in told
+
+
+@pytest.mark.fault("F16")
+def test_a_forked_child_that_ends_leaves_the_cluster_to_its_parent(monkeypatch):
+    """A program, or a cell, forks inside of `with cluster`; the child ends by sys.exit."""
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    coordinator.raises()
+    own = os.getpid()
+    monkeypatch.setattr("os.getpid", lambda: own + 1)
+    in_child = ending.is_abandoned  # by which the end of a `with` block aborts nothing
+    ending.tell_failure(is_interrupted=False)
+    ending._at_exit()
+    with monkeypatch.context() as patched:
+        patched.setattr("tfos.driver.shutdown.InterruptibleCall", pytest.fail)
+        ending._close_unused()  # the frame of an unused cluster ends with the child
+    assert coordinator.waited_s == []
+    assert coordinator.shown.getvalue() == ""
+    monkeypatch.setattr("os.getpid", lambda: own)
+    assert (in_child, ending.is_abandoned) == (True, False)
+    ending._at_exit()
+    assert coordinator.waited_s
+    assert "ValueError: bad row" in coordinator.shown.getvalue()

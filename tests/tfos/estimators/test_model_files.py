@@ -148,6 +148,17 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
         alone.load_latest_checkpoint()
 
 
+def test_a_state_without_a_model_asks_for_that_of_the_fit_that_was_interrupted(tmp_path, fits):
+    """load() was named, which has no file there and would leave the state."""
+    saved(tmp_path / "servers-00001")
+    estimator = Estimator(ModelRecipe(), {}, FitSettings(cluster_size=3), str(tmp_path))
+    estimator.load_latest_checkpoint()
+    for ask in (lambda: estimator.fit(made), lambda: estimator.evaluate(made)):
+        with pytest.raises(SettingsError, match=r"no fit there has left a model.*from_keras\(mod"):
+            ask()
+    assert not fits
+
+
 def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
     saved(tmp_path / "servers-00001")
     settings = FitSettings(cluster_size=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import math
@@ -18,6 +19,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.cluster import TFCluster
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
@@ -29,6 +31,33 @@ from tfos.estimators.training import FitResult, FitSettings
 def test_a_fit_shares_slots_with_those_beside_it():
     for settings in (FitSettings(), FitSettings(cluster_size=2, checkpoint_dir="/c")):
         assert training._config(settings).shares_slots
+
+
+def test_a_fit_and_an_evaluation_have_the_other_settings_of_a_cluster(played, monkeypatch):
+    """Dynamic allocation was refused, and what accepts it was no argument of an estimator."""
+    twice = Restarts(workers=2)
+    given = ClusterConfig(allow_dynamic=True, save_on_interrupt="/i", verbose=False, restarts=twice)
+    settings = FitSettings(cluster_size=2, checkpoint_dir="/c", config=given)
+    settings.check()
+    program: Any = None
+    reserved: list[ClusterConfig] = []
+
+    def reserve(*_: Any, config: ClusterConfig, **__: Any) -> Any:
+        reserved.append(config)
+        return played
+
+    monkeypatch.setattr(TFCluster, "reserve", reserve)
+    training._trained(None, program, settings)
+    training._evaluated(None, program, settings)
+    assert [each.checkpoints and each.checkpoints.directory for each in reserved] == ["/c", None]
+    assert [each.restarts for each in reserved] == [twice, Restarts()]
+    assert [each.save_on_interrupt for each in reserved] == ["/i", None]  # it would be warned of
+    for each in reserved:
+        own = dataclasses.replace(
+            each, checkpoints=None, shares_slots=False, restarts=twice, save_on_interrupt="/i"
+        )
+        assert (own, each.shares_slots) == (given, True)
+    assert not training._config(FitSettings(verbose=False, config=ClusterConfig())).verbose
 
 
 def test_several_workers_have_a_server_unless_told_otherwise():
@@ -79,6 +108,19 @@ def test_several_workers_have_a_server_unless_told_otherwise():
         (FitSettings(learning_rate=math.inf), "learningRate=inf; it must be"),
         (FitSettings(class_weight=[1.0]), "class_weight must be a dict from class to weight"),  # type: ignore[arg-type]
         (FitSettings(class_weight={0: math.nan}), "weight of class 0 must be a finite number"),
+        (FitSettings(config={}), r"^config must be a tfos.ClusterConfig or None, got \{\}"),  # type: ignore[arg-type]
+        (
+            FitSettings(config={}, words={"config": "cluster_config"}),  # type: ignore[arg-type]
+            "^cluster_config must be a tfos",
+        ),
+        (
+            FitSettings(config=ClusterConfig(checkpoints=Checkpoints(directory="/c"))),
+            r"config=ClusterConfig\(checkpoints=…\): .* save in checkpointDir. Name",
+        ),
+        (
+            FitSettings(config=ClusterConfig(restarts=Restarts(workers=1))),
+            r"config=ClusterConfig\(restarts=…\) without a server: .* Set numPS=1 and cluster",
+        ),
         (FitSettings(feed_timeout_s=0.0), "feedTimeout must be > 0 seconds, got 0.0"),
         (FitSettings(feed_timeout_s=math.nan), "feedTimeout must be > 0 seconds, got nan"),
     ],
@@ -423,7 +465,7 @@ def test_the_model_is_asked_for_once_the_fits_have_ended(played, rows, how):
 
 def test_an_evaluation_has_no_limit(played):
     program: Any = None
-    assert training._evaluated(None, program, None, verbose=False) == {"loss": 0.5}
+    assert training._evaluated(None, program, FitSettings()) == {"loss": 0.5}
     assert played.asked == [("shutdown", None), ("end",)]
 
 
@@ -442,7 +484,7 @@ def test_rows_that_count_twice_in_an_evaluation_are_a_warning(
     program: Any = None
 
     def evaluate() -> dict[str, float]:
-        return training._evaluated(None, program, [1], exactly_once=is_once, verbose=False)
+        return training._evaluated(None, program, FitSettings(exactly_once=is_once), [1])
 
     assert evaluate() == {"loss": 0.5}
     assert not recwarn

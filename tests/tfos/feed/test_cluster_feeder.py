@@ -986,6 +986,7 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
     assert task.shuffle is not None
     assert (task.epoch, task.shuffle.first_epoch) == (0, 5)
     assert report.trained_rows == ROWS
+    assert str(report).startswith("epoch 6 of input: ")
     assert made.told == [
         "'input': the run that this one resumes had trained 3 of 3 epochs; they are not fed again "
         "(they are with resume_epochs=False)",

@@ -12,8 +12,9 @@ import pytest
 from pyspark.sql.types import DecimalType, DoubleType, StructField, StructType
 
 from tests.support.model_files import keras_file
+from tfos.config import ClusterConfig
 from tfos.errors import NotCompiled, SettingsError
-from tfos.estimators.training import FitResult
+from tfos.estimators.training import FitResult, FitSettings
 from tfos.ml import KerasEstimator, KerasModel
 from tfos.ml import estimator as estimator_module
 from tfos.ml import model as model_module
@@ -51,6 +52,19 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
     text = r"'/c': a fit of this program has ended there.* in another program.* restart its kernel"
     with pytest.raises(SettingsError, match=text):
         estimator._fit(frame)
+
+
+def test_a_model_is_evaluated_with_the_config_of_its_estimator(monkeypatch):
+    asked: list[FitSettings] = []
+    content = keras_file({"loss": "mse"})
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(content, {}))
+    monkeypatch.setattr(model_module, "read_signature", lambda *_: None)
+    monkeypatch.setattr(model_module, "described", lambda recipe, _: recipe)
+    monkeypatch.setattr(model_module, "evaluate", lambda *given: asked.append(given[-1]))
+    config = ClusterConfig(allow_dynamic=True)
+    frame: Any = SimpleNamespace(columns=["features", "label"], sparkSession=None)
+    KerasEstimator(model_fn=object, batchSize=7, config=config)._fit(frame).evaluate(frame)
+    assert [(each.config, each.batch_size) for each in asked] == [(config, 7)]
 
 
 def model_of(**outputs):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.support.named_models import compiled
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.ml import KerasEstimator
 from tfos.ml.persistence import EstimatorWriter, recipe_from
@@ -35,3 +36,10 @@ def test_no_callbacks_are_none_as_of_keras_fit():
     estimator = KerasEstimator(model_fn=compiled, callbacks=None)
     estimator._settings().check()
     assert EstimatorWriter(estimator)._extra["callbacks"] == ""
+
+
+def test_the_config_of_a_cluster_is_not_saved_unseen():
+    estimator = KerasEstimator(model_fn=compiled, config=ClusterConfig(hang_s=60.0))
+    assert estimator.copy().config is estimator.config
+    with pytest.raises(SettingsError, match=r"cannot be saved\. Set estimator\.config = None"):
+        EstimatorWriter(estimator)

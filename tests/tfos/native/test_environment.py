@@ -23,12 +23,33 @@ def test_servers_of_tfos_are_left_out_of_tf_config(has_servers):
 
 
 def test_switches_of_grpc_that_are_set_stay():
-    mine = {"GRPC_FAIL_FAST": "true"}
-    announce_to_tensorflow(mine, has_tensorflow_servers=True)
-    assert mine == {"GRPC_FAIL_FAST": "true", "TF_GRPC_REUSE_PORT": "true"}
+    mine = {"GRPC_FAIL_FAST": "true", "grpc_proxy": "http://proxy:3128"}
+    announce_to_tensorflow(mine, {}, has_tensorflow_servers=True)
+    assert mine == {
+        "GRPC_FAIL_FAST": "true",
+        "TF_GRPC_REUSE_PORT": "true",
+        "grpc_proxy": "http://proxy:3128",
+    }
     plain: dict[str, str] = {}
-    announce_to_tensorflow(plain, has_tensorflow_servers=False)
-    assert plain == {"TF_GRPC_REUSE_PORT": "true"}
+    announce_to_tensorflow(plain, {}, has_tensorflow_servers=False)
+    assert plain == {"TF_GRPC_REUSE_PORT": "true", "grpc_proxy": ""}
+
+
+@pytest.mark.parametrize(
+    ("mine", "before"),
+    [
+        ({}, ""),
+        ({"no_proxy": ".example"}, ".example,"),
+        ({"no_proxy": ".example", "no_grpc_proxy": "d"}, "d,"),
+    ],
+)
+def test_nodes_are_reached_without_a_proxy_and_other_hosts_as_before(mine, before):
+    cluster = {"chief": ["a:1"], "worker": ["c:3", "[fd00::2]:4", "a:5"]}
+    environment = {**mine, "https_proxy": "http://proxy:3128"}
+    announce_to_tensorflow(environment, cluster, has_tensorflow_servers=False)
+    assert environment.pop("no_grpc_proxy") == f"{before}a,c,fd00::2"
+    assert "grpc_proxy" not in environment
+    assert environment.get("no_proxy") == mine.get("no_proxy")
 
 
 @pytest.mark.parametrize("job", ["ps", "localhost", None])

@@ -13,6 +13,7 @@ import pytest
 from rpc import process_id
 from rpc.endpoint import boot_id
 from rpc.process_id import ProcessId
+from rpc.transport.listen import short_private_directory
 from tfos.node import workspace as node_workspace
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
@@ -37,6 +38,21 @@ def test_directories_are_private_and_sockets_lie_where_their_paths_stay_short(ma
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert workspace.socket_dir.parent == tmp_path
     assert workspace.directory.parent != tmp_path
+
+
+def test_sockets_lie_in_tmp_where_the_temporary_directory_is_deep_itself(
+    make, tmp_path, monkeypatch
+):
+    """As TMPDIR of a batch system's job."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("d" * 120)))
+    workspace = make()
+    try:
+        assert str(workspace.socket_dir.parent) == "/tmp"
+        private = short_private_directory(str(workspace.socket_dir))
+        assert len(bytes(private / "s")) <= 107
+    finally:
+        workspace.remove()
+    assert not workspace.socket_dir.exists()
 
 
 def test_a_log_beside_the_executors_stays_and_the_rest_goes(make, tmp_path):

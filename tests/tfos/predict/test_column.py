@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,5 +253,11 @@ def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
         places("user", "b")
     # One column may be several inputs.
     assert places("user", "user") == (("item", (0,)), ("user", (1,)))
+    # A SavedModel need not record the order of its inputs.
+    signature = dataclasses.replace(signature, is_ordered=False)
+    assert places("user", "item") == (("user", (0,)), ("item", (1,)))
+    for columns in (("a", "b"), ("user", "item", "user")):
+        with pytest.raises(SettingsError, match="does not record the order of its inputs item, us"):
+            places(*columns)
     # Named at predict_column, they are as they are named.
     assert places("item", "user", inputs=["user", "item"]) == (("user", (0,)), ("item", (1,)))

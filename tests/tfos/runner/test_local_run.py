@@ -52,6 +52,56 @@ def test_values_come_back_in_rank_order_and_the_runner_returns_that_of_rank_0():
     assert tfos.Runner(np=-2).run(sums, count=5, scale=2.0) == expected[0]
 
 
+def test_ranks_run_below_a_long_path_of_temporary_files(tmp_path, monkeypatch):
+    """As batch systems set TMPDIR: a Unix socket's path has 107 bytes at most."""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert run_local(sums, (5,), {}, 2) == [(rank, 2, rank, 15.0) for rank in range(2)]
+    monkeypatch.setattr(local_run, "short_temporary_directory", lambda: str(deep))
+    with pytest.raises(NodeFailedError, match=r"OSError: .*at most 107 bytes; name a shorter"):
+        run_local(sums, (5,), {}, 1)
+    assert list(deep.iterdir()) == []
+
+
+def says(word):
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+    return word
+
+
+def test_ranks_run_where_the_program_has_closed_its_output():
+    """As some daemons do."""
+    own = os.dup(1)
+    os.close(1)
+    try:
+        assert run_local(says, ("hello",), {}, 2) == ["hello"] * 2
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(1)
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
+OLDER = """
+import os, signal
+for name in ("memfd_create", "pidfd_open", "P_PIDFD", "MFD_CLOEXEC", "MFD_ALLOW_SEALING"):
+    delattr(os, name)
+del signal.pidfd_send_signal
+"""
+
+
+def test_ranks_run_on_a_python_that_lacks_linuxs_newer_calls(tmp_path, monkeypatch):
+    """uv's and conda's are built for older systems than they run on."""
+    (tmp_path / "sitecustomize.py").write_text(OLDER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("memfd_create", "pidfd_open"):
+        monkeypatch.delattr(os, name)
+    lacks = run_local(lambda: (hasattr(os, "memfd_create"), *sums(5)), (), {}, 2)
+    assert lacks == [(False, rank, 2, rank, 15.0) for rank in range(2)]
+
+
 def tf_config():
     import json
 

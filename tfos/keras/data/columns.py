@@ -108,7 +108,7 @@ class RowMapper:
             SettingsError: the rows do not have what was selected.
         """
         if self._by_name:
-            columns = _with_dtypes(columns, self._by_name, self._float_dtype)
+            columns = self._with_dtypes(columns)
         parts = self._parts(columns)
         if self._map_fn is not None:
             mapped = self._map_fn(*parts)
@@ -119,6 +119,18 @@ class RowMapper:
         if self._map_fn is not None:
             _check_lengths(cast)
         return cast
+
+    def _with_dtypes(self, columns: Any) -> dict[str, Any]:
+        """Return the columns in their dtypes; the unselected ones without any stay as they are."""
+        if not isinstance(columns, Mapping):
+            raise SettingsError(f"dtypes={self._by_name}, but the rows have values without names")
+        for name in self._by_name:
+            if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
+                raise SettingsError(
+                    f"dtypes={self._by_name}, but {name!r} is no column of one dtype"
+                )
+        selected = dict.fromkeys(_leaves(self._parts(_names(columns))), self._float_dtype)
+        return _with_dtypes_of(columns, self._by_name, selected)
 
     def _dtypes_of(self, place: int) -> tuple[str | None, str | None]:
         """Return the dtype of a part, and that of its float64 values where it has none."""
@@ -217,29 +229,48 @@ def _by_place(columns: Any) -> tuple[Any, ...]:
     return tuple(columns)
 
 
-def _with_dtypes(columns: Any, by_name: Mapping[str, str], float_dtype: str) -> dict[str, Any]:
-    if not isinstance(columns, Mapping):
-        raise SettingsError(f"dtypes={dict(by_name)}, but the rows have values without names")
-    for name in by_name:
-        if not isinstance(_one(columns, name, "dtypes"), np.ndarray | Ragged):
-            raise SettingsError(f"dtypes={dict(by_name)}, but {name!r} is no column of one dtype")
-    return _with_dtypes_of(columns, by_name, float_dtype)
+def _names(columns: Mapping[str, Any], struct: str = "") -> dict[str, Any]:
+    """Return each column's name, `struct.field` of a field, in its place."""
+    return {
+        name: _names(value, f"{struct}{name}.") if isinstance(value, Mapping) else struct + name
+        for name, value in columns.items()
+    }
+
+
+def _leaves(parts: Any) -> list[Any]:
+    if isinstance(parts, Mapping):
+        parts = list(parts.values())
+    if not isinstance(parts, list | tuple):
+        return [parts]
+    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def _with_dtypes_of(
-    columns: Mapping[str, Any], by_name: Mapping[str, str], float_dtype: str, struct: str = ""
+    columns: Mapping[str, Any],
+    by_name: Mapping[str, str],
+    of_floats: Mapping[str, str],
+    struct: str = "",
 ) -> dict[str, Any]:
+    """Return the columns in their dtypes.
+
+    Args:
+        columns: by name.
+        by_name: dtypes by full name.
+        of_floats: dtypes of float64 columns, by full name.
+        struct: what a full name has before the name.
+    """
     cast = dict(columns)
     for name, value in columns.items():
+        full = f"{struct}{name}"
         if isinstance(value, Mapping):
-            cast[name] = _with_dtypes_of(value, by_name, float_dtype, f"{struct}{name}.")
+            cast[name] = _with_dtypes_of(value, by_name, of_floats, f"{full}.")
             continue
-        dtype = by_name.get(f"{struct}{name}")
+        dtype = by_name.get(full)
         items = value.values if isinstance(value, Ragged) else value
         if dtype is None and isinstance(items, np.ndarray) and items.dtype == np.float64:
-            dtype = float_dtype
+            dtype = of_floats.get(full)
         if dtype is not None:
-            items = _in_dtype(items, dtype, f" of {struct}{name}")
+            items = _in_dtype(items, dtype, full)
         cast[name] = Ragged(items, value.offsets) if isinstance(value, Ragged) else items
     return cast
 
@@ -326,22 +357,45 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == object
 
 
-def _in_dtype(values: Array, dtype: str, whose: str = "") -> Array:
-    """Return numbers in a dtype; integers cut off fractions, and refuse what they cannot hold."""
+def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
+    """Return numbers in a dtype; integers cut off fractions, and refuse what they cannot hold.
+
+    Floats may be rounded, but a finite number that would become infinite is refused.
+
+    Args:
+        values: numbers, or texts of numbers.
+        dtype: name of the dtype.
+        name: the column's, whose dtype it is, before map_fn; empty: it is a part's, behind map_fn.
+    """
     wanted = np.dtype(dtype)
-    if wanted.kind in "iu" and values.dtype.kind in "iuf":
-        shown = ""
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            shown = "NaN or infinite numbers"
-        elif (odd := misfits(values, wanted)) is not None:
-            shown = f"numbers from {odd[0]} to {odd[1]}"
-        if shown:
-            raise SettingsError(
-                f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: "
-                "the cast would change them. Give a dtype that holds them, or leave it out and "
-                "convert them in map_fn=..."
+    whose = f" of {name}" if name else ""
+    shown = ""
+    if wanted.kind in "iub" and values.dtype.kind == "f" and not np.isfinite(values).all():
+        shown = "NaN or infinite numbers"
+    elif wanted.kind in "iu" and values.dtype.kind in "iuf":
+        odd = misfits(values, wanted)
+        shown = "" if odd is None else f"numbers from {odd[0]} to {odd[1]}"
+    if shown:
+        raise SettingsError(
+            f"a batch has {shown}{whose}, which dtypes={dtype!r} cannot hold: "
+            "the cast would change them. Give a dtype that holds them, or leave it out and "
+            "convert them in map_fn=..."
+        )
+    try:
+        with np.errstate(over="raise"):  # the processor flags it: no pass over the values
+            return values.astype(wanted, copy=False)
+    except FloatingPointError:
+        numbers = values.astype(np.float64) if values.dtype == object else values
+        finite = numbers[np.isfinite(numbers)]
+        how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
+        if name:  # map_fn gets what the cast makes
+            how = (
+                f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."
             )
-    return values.astype(wanted, copy=False)
+        raise SettingsError(
+            f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
+            f"become infinite in {wanted.name}. {how}"
+        ) from None
 
 
 def _check_dtype(dtype: Any) -> None:

@@ -40,7 +40,7 @@ from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
-from tfos.keras.data.running_fit import RunningFit, running_fit
+from tfos.keras.data.running_fit import RunningFit, running_fit, runs_in_loop_over
 from tfos.keras.protocols import RowsContext
 
 logger = logging.getLogger(__name__)
@@ -231,10 +231,12 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the running epoch, or of the next one if the last one is over.
 
-        Outside of Keras' loops it begins with the batch that was only looked at.
+        It begins with the batch that was only looked at. Within Keras' loop it has no other: they
+        are that loop's.
         """
-        if self._in_loop:
-            return self
+        if self._in_loop and runs_in_loop_over(self):
+            return self._look()
+        self.leave_loop()  # an error may have broken it off
         self._begin()
         self._in_own_loop = False
         return iter(self.__next__, None)  # `iter` of it, as in a loop over the rest, begins nothing
@@ -261,6 +263,18 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if self._label_order is not None and len(ready.values) > 1:
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
         return self._tensors(ready)
+
+    def _look(self) -> Iterator[Any]:
+        """Yield the batch that Keras' loop takes next, for a callback that inspects it."""
+        head = self._peek()
+        if is_end(head):
+            return
+        yield self._tensors(head)
+        raise SettingsError(
+            "the running fit, evaluate or predict takes the batches of this dataset, and has taken "
+            f"{self.batches} in this epoch, so a loop inside of it sees only the next one. Give "
+            "that loop a dataset of its own: rows.dataset(...), or another feed"
+        )
 
     def upcoming(self, place: int) -> Any:
         """Return the batch `place` batches after the next one, if it was already read.
@@ -380,8 +394,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     # -- what Keras asks of an adapter
 
-    def get_tf_dataset(self) -> BatchDataset:
-        """Return an iterable of batches; Keras calls `iter` on it for every epoch.
+    def get_tf_dataset(self) -> LoopBatches:
+        """Return what a loop of Keras takes: the batches of one epoch after another.
 
         Raises:
             NotDistributed: `fit` trains a model that does not use the cluster's servers.
@@ -414,7 +428,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             self._was_checked, self._label_order = True, LabelOrder()
             if sorted_by := self._sorted_by():
                 self._warn(f"the rows are trained sorted by {sorted_by}")
-        return self
+        return LoopBatches(self)
 
     def _progress_of(self, fit: RunningFit | None) -> LoneProgress | None:
         """Return the progress of a `fit` of these rows whose model is not distributed."""
@@ -455,7 +469,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Return the batches of the running epoch."""
-        return self
+        return LoopBatches(self)
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Refuse: TensorFlow's is the only backend that works.
@@ -508,6 +522,24 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
     @property
     def partial_batch_size(self) -> None:
         """Unknown before the epoch ends."""
+
+
+class LoopBatches:
+    """Batches of a dataset for a loop of Keras, which calls `iter` on them at each step.
+
+    Args:
+        dataset: the dataset; its own `iter` is for the program.
+    """
+
+    def __init__(self, dataset: BatchDataset) -> None:
+        self._dataset = dataset
+        self.upcoming = dataset.upcoming
+
+    def __iter__(self) -> LoopBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._dataset)
 
 
 def _has_rows(values: Any) -> bool:

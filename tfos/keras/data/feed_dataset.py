@@ -50,6 +50,11 @@ class FeedDataset(BatchDataset):
                 self._heads.popleft()
 
     @property
+    def has_come(self) -> bool:
+        """Whether any row of the feed has ever come here."""
+        return bool(self._channel.stats(self.feed).fed_rows)
+
+    @property
     def is_validated(self) -> bool:
         """Whether the driver feeds rows that validate the newest epoch that has ended."""
         return bool(self._channel.is_validated(self.feed, self.ended_epoch))

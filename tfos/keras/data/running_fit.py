@@ -90,6 +90,17 @@ def running_fit() -> RunningFit | None:
     return None
 
 
+def runs_in_loop_over(x: Any) -> bool:
+    """Return whether the caller serves a `fit`, `evaluate` or `predict` of this data."""
+    loops = [each.__code__ for each in (KERAS_FIT, KERAS_EVALUATE, KERAS_PREDICT)]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in loops and frame.f_locals["x"] is x:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def drop_unmeasured(logs: dict[str, Any], trained: int, validated: int) -> None:
     """Remove the metrics of no batch from an epoch's: Keras shows 0, a best one for callbacks.
 

@@ -93,6 +93,29 @@ def describe(data: Any) -> bytes:
     return msgspec.msgpack.encode(_inputs(x))
 
 
+def zeros_of(specs: Any) -> Any:
+    """Return a batch of one row of zeros, without targets; None: the specs leave a dimension open.
+
+    Args:
+        specs: nested specs of a batch's tensors.
+    """
+    import tensorflow as tf
+
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(specs)
+    for spec in tree.flatten(x):
+        ragged = getattr(spec, "ragged_rank", 0)
+        if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) or ragged > 1:
+            return None
+        if not spec.shape.rank or not spec.shape[1 + ragged :].is_fully_defined():
+            return None
+    return (tree.map_structure(_zeros_of, x),)
+
+
+def _zeros_of(spec: Any) -> Any:
+    ragged = getattr(spec, "ragged_rank", 0)
+    return _zeros(Input(spec.dtype.name, tuple(spec.shape[1 + ragged :]), bool(ragged)))
+
+
 def build(model: Any, described: bytes) -> None:
     """Create the model's variables by calling it on one row of zeros, unless it has them.
 

@@ -85,7 +85,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             EpochTrained(
                 fit=self._fit,
                 epoch=epoch,
-                metrics=shown_metrics(logs),
+                metrics=shown_metrics(logs, self._ctx.epochs.best_metric),
                 steps=self._before.steps,
                 rows=self._before.rows,
                 seconds=time.monotonic() - self._began_s,
@@ -179,15 +179,22 @@ def count_left_out() -> None:
     next(_fits)
 
 
-def shown_metrics(logs: Logs) -> dict[str, float]:
-    """Return the logs that are numbers, at most MAX_METRICS, under names that can be shown.
+def shown_metrics(
+    logs: Logs, wanted: str | None = None, *, most: int = MAX_METRICS
+) -> dict[str, float]:
+    """Return the first logs that are numbers, under names that can be shown.
 
     A warning, once for the same names, tells which are left out.
+
+    Args:
+        logs: Keras' logs.
+        wanted: a metric that is not left out if they have it.
+        most: how many to return at most.
     """
     several = [name for name, value in (logs or {}).items() if getattr(value, "ndim", 0)]
     single = {name: value for name, value in (logs or {}).items() if name not in several}
     numbers = dict(numbers_in(single))
-    kept = first_metrics(numbers, MAX_METRICS)
+    kept = first_metrics(numbers, most, wanted)
     if left_out := [*several, *(name for name in numbers if name not in kept)]:
         _tell_left_out(", ".join(map(repr, left_out)))
     return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in kept.items()}
@@ -196,9 +203,9 @@ def shown_metrics(logs: Logs) -> dict[str, float]:
 @functools.lru_cache(maxsize=16)  # each epoch would say the same
 def _tell_left_out(names: str) -> None:
     logger.warning(
-        "metrics %s are left out at the driver, where an epoch or evaluation has at most %d "
-        "metrics of one number each. For a metric per class, compile one with average='macro' too; "
-        "main_fun can return the others",
+        "metrics %s are left out at the driver, where a metric is one number and an epoch has at "
+        "most %d. For a metric per class, compile one with average='macro' too; main_fun can "
+        "return the others",
         names,
         MAX_METRICS,
     )

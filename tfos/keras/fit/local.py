@@ -35,6 +35,7 @@ class _NoReports:
     """Reports of epochs, progress and fed rows when there is no driver."""
 
     so_far = (0.0, 0.0)
+    best_metric = None
 
     def begin(self) -> None:
         """Nobody asks."""

@@ -59,19 +59,21 @@ class ValidationPasses:
         if trainer.ctx.num_workers > 1:
             self._training = measure(trainer.model)  # Keras resets them before it evaluates
         if isinstance(self._dataset, FeedDataset):
-            self._warn_unless_fed(self._dataset.feed)
+            self._warn_unless_fed(self._dataset)
             trainer.workers.rendezvous(f"{self.name}/validation/{self.epoch}", b"")
 
-    def _warn_unless_fed(self, feed: str) -> None:
+    def _warn_unless_fed(self, validating: FeedDataset) -> None:
         trained = self._trained
         if trained is None or not trained.over or trained.is_validated or self._has_warned:
+            return
+        if validating.has_come:  # by a call of its own
             return
         self._has_warned = True
         logger.warning(
             "fit(validation_data=ctx.dataset(feed=%r)) waits for rows, and the call of the driver "
             "that feeds %r has none for it: pass cluster.train(rows, validation=...), or leave "
             "validation_data out, as for a stream",
-            feed,
+            validating.feed,
             trained.feed,
         )
 

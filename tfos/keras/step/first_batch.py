@@ -71,7 +71,7 @@ class FirstBatch:
 
 
 def first_rows(x: Any) -> Any:
-    """Return a batch of nested tensors; None: there is none, or it would be lost to the loop.
+    """Return a batch of nested tensors, or its like; None: it is unknown, or lost to the loop.
 
     Args:
         x: data of `evaluate`, `predict`, `test_on_batch` or `predict_on_batch`; None: another call.
@@ -80,8 +80,10 @@ def first_rows(x: Any) -> Any:
         return x.next_tensors()
     import tensorflow as tf
 
-    if x is None or isinstance(x, Iterator | tf.data.Dataset):  # it may allow one pass only
+    if x is None or isinstance(x, Iterator):  # it allows one pass only
         return None
+    if isinstance(x, tf.data.Dataset):  # so may this
+        return tensors.zeros_of(x.element_spec)
     if isinstance(x, keras.utils.PyDataset):  # its adapter would start workers
         return tensors.to_tensors(x[0])
     try:

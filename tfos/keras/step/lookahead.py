@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos.keras.data import tensors
-from tfos.keras.data.dataset import BatchDataset
+from tfos.keras.data.dataset import LoopBatches
 from tfos.keras.embedding.batch_rows import BatchRows
 
 
@@ -42,7 +42,7 @@ class Lookahead:
         """Return the next batch; raise what the iterator raises at its end."""
         if not self._read and self._end is not None:
             raise self._end
-        if isinstance(self.iterator, BatchDataset):
+        if isinstance(self.iterator, LoopBatches):
             return self._taken_from_dataset(next(self.iterator))
         if self._read:
             return self._read.popleft()
@@ -74,7 +74,7 @@ class Lookahead:
         if self._end is not None:
             return None
         try:
-            if isinstance(self.iterator, BatchDataset):  # waits for nothing, and stays its owner
+            if isinstance(self.iterator, LoopBatches):  # waits for nothing, and stays its owner
                 return self.iterator.upcoming(place)
             return tensors.to_tensors(next(self.iterator))
         except Exception as end:  # noqa: BLE001 - the end, or an error; raised by `take`

@@ -168,7 +168,7 @@ class Variables:
         Args:
             optimizer: the model's optimizer; its rule becomes that of the trainable groups.
             consistency: the training mode.
-            reduction: sync only: "mean" weighted by rows, or "sum".
+            reduction: at a barrier, "mean" weighted by rows, or "sum".
             staleness_bound: ssp only: number of steps that a worker may be ahead of the slowest.
             staleness_aware: whether the servers divide the rate by 1 + staleness.
             compression: format of pushed float32 gradients.

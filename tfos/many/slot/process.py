@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from rpc.linux_calls import memfd_create
 from tfos.errors import ControlError, ControlRefused
 from tfos.many.messages import (
     Draw,
@@ -84,7 +85,7 @@ class Slot:
             ResultsDirectory(spec.settings.results_dir) if spec.settings.results_dir else None
         )
         self._trainer: TrainerProcess | None = None
-        self._values_fds = (os.memfd_create("tfos-value"), os.memfd_create("tfos-value"))
+        self._values_fds = (memfd_create("tfos-value"), memfd_create("tfos-value"))
         """Two files: the trainer continues with the next item while a value is read."""
         self._turn = 0
         self._not_begun = 0

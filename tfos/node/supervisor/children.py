@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from rpc.linux_calls import P_PIDFD, pidfd_open, pidfd_send_signal
 from tfos.node import bootstrap, procfs
 from tfos.node.child_link import ChildLink, FromChild
 from tfos.node.failure import Exit
@@ -35,7 +36,7 @@ class Child:
 
     def __init__(self, pid: int, output: int, link: ChildLink[FromChild] | None) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd = pidfd_open(pid)
         self.output = output
         """Non-blocking read end of its stdout and stderr, in the order of writing."""
         self.link = link
@@ -52,7 +53,7 @@ class Child:
     def reap(self) -> Exit | None:
         """Collect the exit status; None while it runs."""
         if self.exit is None:
-            result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            result = os.waitid(P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
             if result is not None:
                 by_code = result.si_code == os.CLD_EXITED
                 self.exit = Exit(
@@ -72,7 +73,7 @@ class Child:
     def send_signal(self, number: signal.Signals) -> None:
         """Signal this process, and never another one that got its pid."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+            pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
         """Release the descriptors of an ended child."""

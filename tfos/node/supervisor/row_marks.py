@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rpc.linux_calls import memfd_create
 from tfos.control.messages import EpochRowCounts, FeedSnapshot
 
 _MARK = struct.Struct("<qqqq")
@@ -24,7 +25,7 @@ _MARK = struct.Struct("<qqqq")
 
 def new_file() -> int:
     """Return the descriptor of a new file in memory for marks."""
-    return os.memfd_create("tfos-rows", os.MFD_CLOEXEC)
+    return memfd_create("tfos-rows")
 
 
 class RowMarks:

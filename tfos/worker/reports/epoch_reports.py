@@ -30,6 +30,11 @@ class EpochReports:
         self._report = report
         self._best: BestKeeper | None = None
 
+    @property
+    def best_metric(self) -> str | None:
+        """The metric by which the best save is kept; None: none is kept."""
+        return None if self._best is None else self._best.metric
+
     def keep_best(self, keeper: BestKeeper) -> None:
         """Let this keeper decide whether to save each epoch; report the best so far."""
         self._best = keeper

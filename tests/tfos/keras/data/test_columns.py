@@ -143,6 +143,7 @@ def test_inputs_by_name_and_fields_of_structs():
         ("uint8", [-1, 7], "numbers from -1 to 7"),
         ("int64", [2.0**63], r"numbers from 9\S+ to 9\S+"),
         ("int32", [float("nan"), 1.0], "NaN or infinite numbers"),
+        ("bool", [float("nan"), 1.0], "NaN or infinite numbers"),
     ],
 )
 def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, values, shown):
@@ -154,6 +155,50 @@ def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, valu
     for column in (ids, ragged):
         with pytest.raises(SettingsError, match=f"has {shown} of s.id, which dtypes='{dtype}'"):
             RowMapper("s.id", "y", {"s.id": dtype})({"s": {"id": column}, "y": LABELS})
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shown"),
+    [
+        (np.array([1.0, 70000.0]), "float16", "from 1.0 to 70000.0, .*infinite in float16"),
+        (np.array([1, -70000]), "float16", "from -70000 to 1, .*infinite in float16"),
+        (np.array([np.nan, np.inf, 1e39]), None, r"from 1e\+39 to 1e\+39, .*infinite in float32"),
+    ],
+)
+def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, shown):
+    """It was trained as an infinite one, with a warning of numpy's in the thread that reads."""
+    with pytest.raises(SettingsError, match=f"a batch has numbers {shown}.*dtypes='float64'"):
+        RowMapper(dtypes=dtype)((values, LABELS))
+    told = r"numbers from .* of u\.v, of which some .*dtypes={'u\.v': 'float64'}.* in map_fn"
+    for features in (None, "u", "u.v", {"x": ["u.v", "w"]}, 0, slice(0, None)):
+        with pytest.raises(SettingsError, match=told):
+            RowMapper(features, dtypes={"u.v": dtype or "float32"})(
+                {"u": {"v": values}, "w": values}
+            )
+
+
+def test_a_column_that_nobody_selects_may_have_any_numbers():
+    """Beside dtypes by name it was refused, though nothing is trained of it."""
+    rows = {"x": np.ones(3), "y": LABELS, "s": {"a": np.ones(3), "least": np.full(3, -1.7e308)}}
+    x, y = RowMapper(["x", "s.a"], "y", {"y": "int8"})(rows)
+    assert (x.dtype, y.dtype) == (np.float32, np.int8)
+    for features in (None, "s", ["x", "s.least"], {"a": "s.least"}):
+        with pytest.raises(
+            SettingsError, match=r"-1\.7e\+308 of s\.least, of which some become inf"
+        ):
+            RowMapper(features, features and "y", {"y": "int8"})(rows)
+
+
+def test_texts_of_numbers_are_told_like_numbers():
+    texts = np.array(["1", "1e39"], object)
+    with pytest.raises(SettingsError, match=r"numbers from 1\.0 to 1e\+39 of x, of which some"):
+        RowMapper("x", dtypes={"x": "float32"})({"x": texts})
+
+
+def test_floats_keep_what_is_infinite_and_round_the_others():
+    given = np.array([np.inf, np.nan, 65504.0, 1e-300])
+    (x,) = RowMapper(dtypes="float16")((given,))
+    np.testing.assert_array_equal(x, np.array([np.inf, np.nan, 65504, 0], np.float16))
 
 
 def test_numbers_that_an_integer_dtype_holds_are_converted():

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -706,16 +707,33 @@ def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkey
 
 
 def test_a_server_whose_sockets_cannot_be_opened_is_a_failure_with_its_reason(bed, monkeypatch):
-    deep = bed.temp / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setenv("TMPDIR", str(deep))
+    find_executor = node_task.find_executor
+
+    def at_anothers_address(**where):
+        return msgspec.structs.replace(find_executor(**where), host="192.0.2.1")
+
+    monkeypatch.setattr(node_task, "find_executor", at_anothers_address)
     run = bed.start(bed.bundle("ps:0", checkpoints=Checkpoints(directory=str(bed.temp / "saves"))))
     failure = bed.failure("ps:0")
     assert failure.error_type == "OSError"
-    assert "a Unix socket's path has at most 107 bytes" in failure.message
-    assert f"set TMPDIR to one: '{deep}/" in failure.message
+    assert "cannot listen at 192.0.2.1:0: " in failure.message
     assert run.wait().reason == failure.message
     bed.assert_nothing_left()
+
+
+def test_a_server_below_a_deep_temporary_directory_has_its_socket_in_tmp(bed, monkeypatch):
+    deep = bed.temp / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    run = bed.start(bed.bundle("ps:0", checkpoints=Checkpoints(directory=str(bed.temp / "saves"))))
+    socket_path = Path(bed.entry("ps:0").endpoint.unix_path)
+    assert socket_path.is_socket()
+    assert str(socket_path.parents[2]) == "/tmp"
+    bed.order("ps:0", messages.Stop("enough", 1.0))
+    run.wait()
+    bed.assert_nothing_left()
+    assert not socket_path.parents[1].exists()
     assert list(deep.iterdir()) == []
 
 

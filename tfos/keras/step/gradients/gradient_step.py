@@ -284,7 +284,8 @@ class GradientStep:
                 + "map the ids to fewer rows (keras.layers.Hashing), make the rows shorter, or set "
                 "the layer's trainable=False"
             )
-        return tf.convert_to_tensor(gradient)
+        # As convert_to_tensor does, but also of slices without a shape, as a step may make them.
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _given_twice(path: str) -> UnsupportedModel:
