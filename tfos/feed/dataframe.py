@@ -130,24 +130,44 @@ def chosen(frame: Any, names: Sequence[str]) -> Any:
     return plain.select(*(plain.columns[position] for position in positions)).toDF(*names)
 
 
+def as_dataframe(data: Any) -> str:
+    """Return the call that makes a Spark DataFrame of other data, for a message; empty: unknown.
+
+    Args:
+        data: the user's data.
+    """
+    module = type(data).__module__
+    if module.startswith("pyspark.pandas."):
+        return "data.to_spark()"
+    if module.partition(".")[0] in ("pandas", "pyarrow"):  # what Spark takes as it is
+        return "spark.createDataFrame(data)"
+    is_rdd = hasattr(type(data), "mapPartitionsWithIndex")  # a DataFrame may have such a column
+    return "data.toDF([names])" if is_rdd else ""
+
+
 def check_classic(frame: Any) -> None:
-    """Refuse a DataFrame of Spark Connect.
+    """Refuse what is no DataFrame of a classic session.
 
     Raises:
-        SettingsError: it is a DataFrame of Spark Connect.
+        SettingsError: it is a DataFrame of Spark Connect, pandas or pandas-on-Spark, or an RDD.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
             "this DataFrame belongs to Spark Connect, which starts no processes on executors; "
             "create it with a classic session: SparkSession.builder.master(...) without remote()."
         )
+    if call := as_dataframe(frame):
+        raise SettingsError(
+            f"the rows must be a Spark DataFrame, got {type(frame).__module__}."
+            f"{type(frame).__qualname__}; use {call}"
+        )
 
 
 def check_fed(frame: Any) -> None:
-    """Refuse a DataFrame that is fed by no job: one of Spark Connect, or a stream.
+    """Refuse what no job feeds: as `check_classic`, or a stream.
 
     Raises:
-        SettingsError: it is a stream or of Spark Connect.
+        SettingsError: as for check_classic; or it is a stream.
     """
     check_classic(frame)
     if getattr(frame, "isStreaming", False):

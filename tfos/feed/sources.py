@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from feeding.encode.pickled import PickledPacker
 from feeding.sender.task import FeedReport, FeedTask, InferenceTask
 from tfos.errors import SettingsError
-from tfos.feed.dataframe import FrameSource
+from tfos.feed.dataframe import FrameSource, as_dataframe
 from tfos.feed.dataframe_inference import answered, is_frame
 from tfos.feed.request import FeedRequest
 from tfos.feed.task_process import lasting_imports
@@ -147,12 +147,8 @@ def answers_of(request: FeedRequest, task: InferenceTask) -> Any:
 
 def _no_data(data: Any) -> SettingsError:
     kind = type(data)
-    room = kind.__module__.partition(".")[0]
-    if room in ("pandas", "pyarrow"):  # what Spark takes as it is
-        advice = "Use spark.createDataFrame(data)"
-    else:
-        advice = "Make one by sc.parallelize(rows) or spark.createDataFrame(rows, schema)"
+    advice = as_dataframe(data) or "sc.parallelize(rows) or spark.createDataFrame(rows, schema)"
     return SettingsError(
         f"data must be an RDD or a Spark DataFrame, got {kind.__module__}.{kind.__qualname__}. "
-        f"{advice}."
+        f"Use {advice}."
     )

@@ -21,6 +21,7 @@ from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
+from tfos.feed.dataframe import check_fed
 from tfos.ml.model import KerasModel
 from tfos.ml.params import FitParams
 from tfos.ml.persistence import EstimatorReader, EstimatorWriter
@@ -128,6 +129,7 @@ class KerasEstimator(
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
+        check_fed(dataset)
         plan, settings = self.column_plan(), self._settings()
         self._check_results(plan.labels, dataset.columns)
         check_batch_size(self.getPredictBatchSize(), "predictBatchSize")

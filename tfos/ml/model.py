@@ -19,6 +19,7 @@ from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import FitSettings, evaluate
+from tfos.feed.dataframe import check_classic, check_fed
 from tfos.ml.params import ModelParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
 from tfos.predict.column import BATCH_SIZE, predicted, read_signature
@@ -73,6 +74,7 @@ class KerasModel(
         )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_classic(dataset)
         columns = self.column_plan().features
         num_rows = check_batch_size(self.getPredictBatchSize(), "predictBatchSize")
         signature = self._read(dataset.sparkSession)
@@ -89,6 +91,7 @@ class KerasModel(
             SettingsError: invalid columns or types, or an empty DataFrame.
             NotCompiled: the file has a model that was never compiled; before any node starts.
         """
+        check_fed(dataset)
         recipe = ModelRecipe(content=self.content, custom_objects=self.custom_objects)
         recipe.check_compiled(trains=False)
         with contextlib.suppress(SettingsError):  # without fixed inputs nothing can be checked here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import secrets
@@ -673,6 +674,11 @@ class WithoutCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no 
         return super().fit(x, y, epochs=epochs)
 
 
+class PlacingCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+    def fit(self, x, y, callbacks=None, /, **options):
+        return super().fit(x, y, callbacks=callbacks, **options)
+
+
 class DroppingCallbacks(keras.Sequential):  # type: ignore[misc]  # Keras has no types
     def fit(self, x, y, callbacks=None, **options):
         return super().fit(x, y, **options)
@@ -701,6 +707,13 @@ def test_a_fit_of_the_class_has_the_callbacks_of_tfos_too(cluster, kind):
     assert model.fit(X[:128], Y[:128], *rest, **more).epoch == [1]
 
 
+def test_a_fit_of_the_class_may_take_callbacks_by_position_alone(cluster):
+    context = cluster.contexts[0]
+    model = distribute(linear(PlacingCallbacks), context)
+    assert model.fit(X[:128], Y[:128], batch_size=64, epochs=2, verbose=0).epoch == [0, 1]
+    assert context.reported, "by a callback of tfos"
+
+
 def test_a_program_may_replace_the_fit_of_keras(cluster, monkeypatch):
     real = keras.Model.fit
 
@@ -711,6 +724,24 @@ def test_a_program_may_replace_the_fit_of_keras(cluster, monkeypatch):
     model = distribute(linear(keras.Sequential), cluster.contexts[0])
     history = model.fit(X[:128], Y[:128], 64, epochs=2, verbose=0)
     assert history.epoch == [0, 1]
+    assert cluster.pushes == 4
+
+
+@pytest.mark.parametrize("by_place", [1, 2, 3, 4])
+def test_a_replaced_fit_may_add_callbacks_by_name(cluster, monkeypatch, by_place):
+    real, seen = keras.Model.fit, []
+
+    @functools.wraps(real)
+    def logging_fit(self, *args, **kwargs):
+        own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+        kwargs["callbacks"] = [*kwargs.get("callbacks", []), own]
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(keras.Model, "fit", logging_fit)
+    model = distribute(linear(keras.Sequential), cluster.contexts[0])
+    given = {"x": X[:128], "y": Y[:128], "batch_size": 64, "epochs": 2, "verbose": 0}
+    args = [given.pop(name) for name in list(given)[:by_place]]
+    assert model.fit(*args, **given).epoch == [0, 1] == seen
     assert cluster.pushes == 4
 
 

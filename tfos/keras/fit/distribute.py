@@ -97,7 +97,9 @@ def check_model(model: Any) -> None:
     if others:
         raise UnsupportedModel(
             f"the model has further optimizers ({', '.join(others)}), but the parameter servers "
-            "run only the rule of model.optimizer; train all variables with it"
+            "run only the rule of model.optimizer. Train all variables with it, in one call of "
+            "train_step: self.optimizer.apply(gradients_1 + gradients_2, variables_1 + "
+            "variables_2), with the gradients of a persistent tf.GradientTape"
         )
     optimizers.check(model.optimizer)
 

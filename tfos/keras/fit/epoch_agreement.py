@@ -119,7 +119,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     ) -> None:
         super().__init__()
         dataset = arguments.get("x")
-        self.data = FitData(trainer.ctx, arguments)
+        self.data = FitData(trainer.ctx, arguments, trainer.model)
         self._number = number
         self._place = place
         self._arguments, self._check = arguments, check

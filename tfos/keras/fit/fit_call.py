@@ -64,16 +64,24 @@ class FitArguments:
         self._original = original
         kerass = list(inspect.signature(KERAS_FIT).parameters.values())[1:]  # without self
         signature = inspect.signature(original)
-        self._bound = signature.bind(*args, **kwargs)
-        self._bound.apply_defaults()
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        unnamed = [
+            name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_ONLY
+        ]
+        self._args = (*args, *(bound.arguments[name] for name in unnamed[len(args) :]))
+        self._kwargs = kwargs
         kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-        self._rest = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
         self._more = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
-        given = dict(self._bound.arguments)
-        rest, more = given.pop(self._rest, ()), given.pop(self._more, {})
-        num_own = len(args) - len(rest)
-        self._in_rest = [parameter.name for parameter in kerass[num_own:]][: len(rest)]
-        given |= dict(zip(self._in_rest, rest, strict=False)) | more
+        rest = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
+        given = dict(bound.arguments)
+        of_rest, more = given.pop(rest, ()), given.pop(self._more, {})
+        num_own = len(self._args) - len(of_rest)
+        in_rest = [parameter.name for parameter in kerass[num_own:]][: len(of_rest)]
+        given |= dict(zip(in_rest, of_rest, strict=False)) | more
+        self._by_place = [*list(signature.parameters)[:num_own], *in_rest]
+        """Names of the arguments that go by position: the caller's, and what has no name."""
+        self._names = {*signature.parameters, *in_rest}
         self.by_name: dict[str, Any] = {each.name: each.default for each in kerass} | given
         self._before = dict(self.by_name)
         self._check(given)
@@ -98,8 +106,7 @@ class FitArguments:
         Raises:
             UnsupportedModel: the text says which parameter it lacks.
         """
-        names = (*self._bound.signature.parameters, *self._in_rest)
-        if "initial_epoch" not in names and not self._more:
+        if "initial_epoch" not in self._names and not self._more:
             raise UnsupportedModel(
                 f"{self._name} has no parameter initial_epoch, which a restarted worker needs to "
                 "join the epoch of the others; give it **kwargs, and pass them on to super().fit"
@@ -110,27 +117,28 @@ class FitArguments:
         return getattr(self._original, "__qualname__", "fit")
 
     def call(self) -> Any:
-        """Call the `fit` with the current values of `by_name`; return its result."""
-        for name, value in self.by_name.items():
-            if value is not self._before[name]:
-                self._set(name, value)
-        return self._original(*self._bound.args, **self._bound.kwargs)
+        """Call the `fit` as the caller has, with the current values of `by_name`.
 
-    def _set(self, name: str, value: Any) -> None:
-        arguments = self._bound.arguments
-        if name in self._bound.signature.parameters:
-            arguments[name] = value
-        elif name in self._in_rest:
-            rest = list(arguments[self._rest])
-            rest[self._in_rest.index(name)] = value
-            arguments[self._rest] = tuple(rest)
-        elif self._more:
-            arguments[self._more] = {**arguments[self._more], name: value}
-        else:
-            raise UnsupportedModel(
-                f"{self._name} has no parameter {name}, which tfos sets to {value!r}; give it "
-                "**kwargs, and pass them on to super().fit"
-            )
+        What the caller has not given goes by name: a program that has replaced Keras' fit may add
+        callbacks to those by name.
+
+        Returns:
+            Its result.
+        """
+        args, kwargs = list(self._args), dict(self._kwargs)
+        for name, value in self.by_name.items():
+            if value is self._before[name]:
+                continue
+            if name in self._by_place:
+                args[self._by_place.index(name)] = value
+            elif name in self._names or self._more:
+                kwargs[name] = value
+            else:
+                raise UnsupportedModel(
+                    f"{self._name} has no parameter {name}, which tfos sets to {value!r}; give it "
+                    "**kwargs, and pass them on to super().fit"
+                )
+        return self._original(*args, **kwargs)
 
 
 def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:

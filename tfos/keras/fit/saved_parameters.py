@@ -101,7 +101,8 @@ class SavedParameters:
         for group in self._found.groups:
             group.assign(tf.constant(received.pop(group.name)))
         if saved.frozen_groups:
-            adopt_frozen(client, ours, self._found.frozen, timeout_s=FROZEN_TIMEOUT_S)
+            frozen = self._found.frozen
+            adopt_frozen(client, self.model, ours, frozen, timeout_s=FROZEN_TIMEOUT_S)
         if self._found.embeddings:
             rows = ServerRows(client, server)
             for layer in self._found.embeddings:

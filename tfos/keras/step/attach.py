@@ -21,6 +21,7 @@ from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
+from tfos.keras.step.adapted_layers import renewing_normalization
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.variables import VariableGroup, Variables
 
@@ -83,17 +84,23 @@ def attach(
     adopted = client.attach(timeout_s=timeout_s)
     check_same(manifest, adopted)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
-    adopt_frozen(client, manifest, variables.frozen, timeout_s=timeout_s)
+    adopt_frozen(client, model, manifest, variables.frozen, timeout_s=timeout_s)
     return num_updates
 
 
 def adopt_frozen(
-    client: Any, manifest: Manifest, groups: Sequence[VariableGroup], *, timeout_s: float
+    client: Any,
+    model: Any,
+    manifest: Manifest,
+    groups: Sequence[VariableGroup],
+    *,
+    timeout_s: float,
 ) -> None:
     """Assign the servers' frozen weights to the model's variables.
 
     Args:
         client: the process's PSClient.
+        model: the model.
         manifest: manifest of this model.
         groups: the model's frozen groups.
         timeout_s: seconds for the chief to seed them, if the servers' checkpoint had none.
@@ -105,8 +112,9 @@ def adopt_frozen(
 
     received = {group.name: np.empty(sum(group.sizes), group.dtype) for group in groups}
     client.pull_frozen(manifest, received, timeout_s=timeout_s)
-    for group in groups:
-        group.assign(tf.constant(received.pop(group.name)))
+    with renewing_normalization(model):
+        for group in groups:
+            group.assign(tf.constant(received.pop(group.name)))
 
 
 def draw_apart(model: Any, rank: int) -> None:

@@ -1,7 +1,8 @@
 """Beginning of a fit: what all workers must have in common, and which rows come first.
 
-Covers: the epochs that each worker asks for; the files that its training and validation data have
-found; the epoch of its data with which a restarted worker goes on.
+Covers: the epochs that each worker asks for; what its layers have learned by `adapt`; the files
+that its training and validation data have found; the epoch of its data with which a restarted
+worker goes on.
 Does not: exchange it (tfos.keras.fit.epoch_agreement), cut shares of files (feeding.reading).
 Threads: the thread that runs `fit`.
 """
@@ -20,6 +21,7 @@ from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
 from tfos.keras.data.epoch_length import AllEpochs
 from tfos.keras.protocols import WorkerContext
+from tfos.keras.step.adapted_layers import AdaptedLayer, adapted_layers, differing
 
 
 class DataState(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ class Beginning(msgspec.Struct, frozen=True):
     end: int | None
     """Epoch after its last one; None: the model's own fit decides."""
     data: DataState = DataState()
+    adapted: tuple[AdaptedLayer, ...] = ()
+    """What `adapt` has taught the model's layers."""
 
     def __str__(self) -> str:
         end = "?" if self.end in (None, AllEpochs()) else self.end
@@ -55,10 +59,12 @@ class FitData:
     Args:
         ctx: the worker's context.
         arguments: arguments of `fit`, by name.
+        model: the model.
     """
 
-    def __init__(self, ctx: WorkerContext, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, ctx: WorkerContext, arguments: Mapping[str, Any], model: Any) -> None:
         self._ctx = ctx
+        self._model = model
         self._trained = _rows(arguments.get("x"))
         self._validated = _rows(arguments.get("validation_data"))
         self._first = int(arguments.get("initial_epoch") or 0)
@@ -70,6 +76,10 @@ class FitData:
         """Files that the training and the validation data have found."""
         return _summary(self._trained), _summary(self._validated)
 
+    @functools.cached_property
+    def _adapted(self) -> tuple[AdaptedLayer, ...]:
+        return adapted_layers(self._model) if self._ctx.num_workers > 1 else ()
+
     def is_trained(self, epochs: int) -> bool:
         """Return whether no epoch is left, as in a run that is resumed after its last one.
 
@@ -80,7 +90,8 @@ class FitData:
 
     def beginning(self) -> Beginning:
         """Return what the others compare with their own."""
-        return Beginning(self._first, self._end, self._state(*self._found))
+        state = self._state(*self._found)
+        return Beginning(self._first, self._end, state, self._adapted)
 
     def state(self) -> DataState:
         """Return what a worker that joins later compares; it names no files."""
@@ -103,7 +114,8 @@ class FitData:
             number: number of the fit, from 0.
 
         Raises:
-            SettingsError: another worker asks for other epochs, or has found other files.
+            SettingsError: another worker asks for other epochs, has found other files, or its
+                layers have learned other vocabularies or bins.
         """
         rank, own = self._ctx.worker_rank, self.beginning()
         for other, each in sorted(told.items()):
@@ -113,6 +125,13 @@ class FitData:
                     "They would wait for each other at the ends of different epochs. Pass the same "
                     "initial_epoch and epochs on every worker"
                 )
+        if layers := differing(own.adapted, rank, {r: each.adapted for r, each in told.items()}):
+            raise SettingsError(
+                f"{layers} have learned different vocabularies or bins, so the same number would "
+                "mean different things in their rows. Call adapt with the same data on every "
+                "worker, or once in the driver, and pass what it has found: "
+                "StringLookup(vocabulary=...), Discretization(bin_boundaries=...)"
+            )
         states = {other: each.data for other, each in told.items()}
         self._check_files(states)
         if self._ctx.fit_place is not None:

@@ -271,18 +271,18 @@ class PSTrainer:
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
         since = "its first fit" if self.is_local else "ctx.distribute(model)"
-        if self.model.optimizer is not self.optimizer:
-            raise UnsupportedModel(
-                f"the model was compiled again after {since}, so its optimizer is not the one "
-                "whose rule the parameter servers run. Compile once, before that. "
-                "model.optimizer.learning_rate may be assigned at any time"
-            )
-        if any(map(operator.is_not, _compiled(self.model), self._compiled)):
+        before, now = (
+            (self.optimizer, *self._compiled),
+            (self.model.optimizer, *_compiled(self.model)),
+        )
+        if any(map(operator.is_not, now, before)):
             place = "as a new model" if self.is_local else "in a cluster of its own"
             raise UnsupportedModel(
-                f"the model was compiled again after {since}, but its step still has the previous "
-                f"loss and metrics. Compile once, before that. Train with another loss {place}, "
-                "which may begin with this model's saved weights"
+                f"the model was compiled again after {since}, but the parameter servers run the "
+                "rule of the previous optimizer, and the step has the previous loss and metrics. "
+                "Compile once, before that; model.optimizer.learning_rate may be assigned at any "
+                "time. To go on with another loss or optimizer, or with other layers frozen, save "
+                f"the model, load it, change and compile it, and train it {place}"
             )
         if self._attached is not None:
             self._attached.variables.check_unchanged(self.model, since)

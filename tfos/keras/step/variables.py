@@ -8,7 +8,7 @@ Groups, each one flat buffer in order of the model's variables:
     trainable        pushes gradients, pulls values
     trainable.exempt the same, without the optimizer's weight decay
     statistics       float variables that layers update (BatchNorm): pushes and pulls values
-    frozen           float weights that nothing updates: seeded by the chief, pulled once
+    frozen           float weights that no step updates: seeded by the chief, pulled once
 Variables of another dtype have a separate group ("trainable.float64"). float16 and bfloat16
 variables have float32 masters on the servers. Seed generators and integers stay local.
 """
@@ -297,7 +297,7 @@ def _not_trainable(model: Any) -> tuple[list[Any], list[Any]]:
     """Split float non-trainable weights into those that layers update and those that are frozen."""
     own: set[int] = set()
     for layer in model._flatten_layers():
-        if layer.trainable:
+        if layer.trainable and not isinstance(layer, keras.layers.Normalization):  # by `adapt` only
             own.update(id(variable) for variable in layer._non_trainable_variables)
     statistics: list[Any] = []
     frozen: list[Any] = []

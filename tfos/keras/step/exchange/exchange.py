@@ -173,8 +173,9 @@ class ParameterExchange:
             raise UnsupportedModel(
                 f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
                 "The parameter servers, their checkpoints and restarted workers keep the previous "
-                "values. Call load_weights, set_weights or assign before "
-                f"ctx.distribute(model). {MOVING_COPY}"
+                "values. Call adapt, load_weights, set_weights or assign before "
+                "ctx.distribute(model), or before the first fit of a model that has tables without "
+                f"a cluster. {MOVING_COPY}"
             )
         self.check_trained()
 

@@ -42,9 +42,11 @@ class OwnWrites:
         for variable in written:
             if any(variable is each for g in self._groups if g.trainable for each in g.variables):
                 raise UnsupportedModel(
-                    f"train_step writes {variable.path!r} itself (a second optimizer, or "
-                    "assign); the parameter servers hold this variable, so update it through "
-                    "self.optimizer.apply(gradients, variables) only"
+                    f"train_step writes {variable.path!r} itself (a second optimizer, assign, or a "
+                    "layer that rewrites its weights, as SpectralNormalization does); the "
+                    "parameter servers hold this variable, so update it through "
+                    "self.optimizer.apply(gradients, variables) only. In place of such a layer, a "
+                    "kernel_regularizer keeps weights small"
                 )
             raise UnsupportedModel(
                 f"train_step writes {variable.path!r}, which is not trained. The parameter "
