@@ -66,14 +66,15 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
             "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
             "maxExecutors to the same number, with which it removes none, or pass "
-            "config=ClusterConfig(allow_dynamic=True) to reserve() or KerasEstimator()."
+            "ClusterConfig(allow_dynamic=True) as config= to reserve() or KerasEstimator(), or as "
+            "cluster_config= to Orca's from_keras()."
         )
     if is_true(conf, "spark.speculation") and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time, and rows "
             "of a feed task that runs twice train twice. Set it to false, or pass "
-            "config=ClusterConfig(allow_speculation=True) to reserve() or KerasEstimator(), and "
-            "exactly_once=True to train()."
+            "ClusterConfig(allow_speculation=True) as config= to reserve() or KerasEstimator(), or "
+            "as cluster_config= to Orca's from_keras(), and exactly_once=True to train()."
         )
     check_python_memory(conf)
 

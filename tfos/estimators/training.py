@@ -78,8 +78,8 @@ class FitSettings:
     """Whether a task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
     verbose: bool = True
     config: ClusterConfig | None = None
-    """Other settings of the cluster, of an evaluation's too; None: the defaults. What `verbose` or
-    `config` hides is hidden."""
+    """Other settings of the cluster, of an evaluation's too; None: the defaults. Progress is shown
+    if its own `verbose` is True as well."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The caller's setting names that differ from the Params of spark.ml."""
 

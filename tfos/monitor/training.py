@@ -24,8 +24,7 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
     known = [*state.gone, *(each for each in state.workers if each.attempt >= 0)]
     counted = {_attempt(each) for each in (in_epoch(state) if feed is None else _there(state))}
     workers = {
-        name: _worker(each, feed, is_in_epoch=name in counted)
-        for name, each in ((_attempt(each), each) for each in known)
+        _attempt(each): _worker(each, feed, is_in_epoch=_attempt(each) in counted) for each in known
     }
     what = starting(state, at_s)
     is_own = any(_is_in_main_fun(worker) for worker in state.workers)
@@ -34,7 +33,7 @@ def sample(state: ClusterView, feed: str | None, at_s: float) -> Sample:
 
 
 def in_epoch(state: ClusterView) -> list[Member]:
-    """Return the workers without those whose main_fun has returned after fewer epochs.
+    """Return the workers of the epoch: not those that have returned before the others began it.
 
     Once all have returned, those of the most epochs are left.
 

@@ -164,7 +164,7 @@ class Estimator:
         if model_dir is not None:
             place = read_facts(active_context()).output_place
             model_dir = output_directory(model_dir, "models", place)
-        given = dict(config or {})
+        given = _config_of(config)
         return cls(_recipe_of(model, model_creator, given), given, settings, model_dir)
 
     if not TYPE_CHECKING:  # mypy would accept any attribute name
@@ -495,6 +495,18 @@ class Estimator:
                 "the model of model_creator exists only in workers. Call fit() or load() first"
             )
         return self._recipe
+
+
+def _config_of(given: object) -> dict[str, Any]:
+    """Return the `config` of from_keras; None: an empty one. Raises SettingsError for others."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            "config must be a dict, the argument of model_creator and data functions, got "
+            f"{type(given).__name__}. Pass settings of the cluster as cluster_config="
+        )
+    return dict(given)
 
 
 def _recipe_of(model: Any, creator: Any, config: Mapping[str, Any]) -> ModelRecipe:

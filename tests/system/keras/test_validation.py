@@ -217,29 +217,35 @@ def test_early_stopping_follows_the_metrics_of_all_workers_everywhere():
 
 
 @pytest.mark.parametrize("how", ["by its call", "by a call of its own", "later"])
-def test_a_validation_that_the_drivers_call_does_not_feed_is_told(how, caplog):
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_validation_that_the_drivers_call_does_not_feed_is_told(how, epoch, caplog):
+    """In epoch 1 behind another fit, whose validation was fed."""
     told = "'validation')) waits for rows, and the call of the driver that feeds 'input' has none"
     with serving() as cluster:
         ctx = cluster.contexts[0]
+        model = distribute(make_model(), ctx)
+        trained, validating = (
+            FeedDataset(ctx, BATCH, feed=name) for name in ("input", "validation")
+        )
 
-        def feed(name, validation=None):
-            offer(ctx.feed_channel, rows_of(X, Y), epoch=0, feed=name)
-            ctx.feed_channel.flush(name, 0, validation)
+        def feed(name, number, validation=None):
+            offer(ctx.feed_channel, rows_of(X, Y), epoch=number, feed=name)
+            ctx.feed_channel.flush(name, number, validation)
 
         def work(rank):
             if rank:
                 wait_until(lambda: told in caplog.text, "the warning")
-                feed("validation")
+                feed("validation", epoch)
                 return
-            distribute(make_model(), ctx).fit(
-                FeedDataset(ctx, BATCH),
-                verbose=0,
-                validation_data=FeedDataset(ctx, BATCH, feed="validation"),
-            )
+            model.fit(trained, verbose=0, validation_data=validating)
 
+        for before in range(epoch):
+            feed("validation", before)
+            feed("input", before, ("validation", before))
+            work(0)
         if how != "later":
-            feed("validation")
-        feed("input", ("validation", 0) if how == "by its call" else None)
+            feed("validation", epoch)
+        feed("input", epoch, ("validation", epoch) if how == "by its call" else None)
         together(work, 2 if how == "later" else 1)
     assert (told in caplog.text) is (how == "later")
 

@@ -165,37 +165,33 @@ def test_the_line_goes_on_without_a_lost_worker():
     assert str(followed._progress).startswith("epoch 3/3  60 of 100 rows")
 
 
-def test_the_line_goes_on_without_a_worker_that_has_returned_after_fewer_epochs():
+def beside_one_that_has_returned(after_epochs: int, rows: float) -> tuple[str, str]:
+    """Return the line in the chief's third epoch, and once the chief has returned as well."""
     state, played = running(plan(2, 0)), Played(iter(()))
     followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
-    sizes = {"epoch_steps": 9, "epoch_s": 1.0, "epoch_rows": 60, "rows_per_epoch": 100}
+    sizes = {"epoch_steps": 9, "epoch_s": 1.0, "epoch_rows": rows, "rows_per_epoch": 100}
     beats = [numbers(10.0 * epoch, epoch, 10 * epoch, **sizes) for epoch in (1, 2, 3)]
     chief, other = (NodeId("worker", worker) for worker in (0, 1))
-    state.on_event(other, messages.Done(progress=beats[0]), 1.0)
+    state.on_event(other, messages.Done(progress=beats[after_epochs - 1]), 1.0)
     for seq, beat in enumerate(beats):
         state.on_heartbeat(messages.Heartbeat(chief, seq, "main_fun", progress=beat), 1.0)
         followed.follow(state, 1.0)
-    assert str(followed._progress).startswith("epoch 3/3  60 of 100 rows")
+    line = str(followed._progress)
     state.on_event(chief, messages.Done(progress=beats[-1]), 9.0)
     followed.follow(state, 9.0)
-    last = "epoch 3/3  60 of 100 rows  9.0 steps/s"
-    assert followed._progress.whole_epoch() == last, "without the rate of the other's only epoch"
+    return line, followed._progress.whole_epoch()
+
+
+def test_the_line_goes_on_without_a_worker_that_has_returned_after_fewer_epochs():
+    line, last = beside_one_that_has_returned(1, rows=60)
+    assert line.startswith("epoch 3/3  60 of 100 rows")
+    assert last == "epoch 3/3  60 of 100 rows  9.0 steps/s", "without the rate of the other's"
 
 
 def test_the_line_counts_a_worker_that_has_returned_before_the_others_came_as_far():
     """In async mode a fast one trains its last epoch while the others are in their first."""
-    state, played = running(plan(2, 0)), Played(iter(()))
-    followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
-    sizes = {"epoch_steps": 9, "epoch_s": 1.0, "epoch_rows": 100, "rows_per_epoch": 100}
-    beats = [numbers(10.0 * epoch, epoch, 10 * epoch, **sizes) for epoch in (1, 2, 3)]
-    chief, other = (NodeId("worker", worker) for worker in (0, 1))
-    state.on_event(other, messages.Done(progress=beats[-1]), 1.0)
-    for seq, beat in enumerate(beats):
-        state.on_heartbeat(messages.Heartbeat(chief, seq, "main_fun", progress=beat), 1.0)
-        followed.follow(state, 1.0)
-    state.on_event(chief, messages.Done(progress=beats[-1]), 9.0)
-    followed.follow(state, 9.0)
-    assert followed._progress.whole_epoch() == "epoch 3/3  200 of 200 rows  18.0 steps/s"
+    _, last = beside_one_that_has_returned(3, rows=100)
+    assert last == "epoch 3/3  200 of 200 rows  18.0 steps/s"
 
 
 def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from tests.support.model_files import keras_file
+from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitResult, FitSettings
@@ -174,6 +175,10 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
         ({"cluster_size": 1, "num_ps": 1}, "cluster_size=1 with num_ps=1 leaves .* raise cluster_"),
         ({"num_ps": -1}, "num_ps=-1; it must be 0 or more"),
         ({"consistency": "ssp"}, "consistency='ssp' with staleness_bound=None"),
+        (
+            {"config": ClusterConfig()},
+            "config must be a dict, .*got ClusterConfig.*cluster_config=",
+        ),
     ],
 )
 def test_what_is_refused_has_the_names_of_orcas_arguments(given, text):

@@ -385,7 +385,7 @@ def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
         with np.errstate(over="raise"):  # the processor flags it: no pass over the values
             return values.astype(wanted, copy=False)
     except FloatingPointError:
-        numbers = values.astype(np.float64) if values.dtype == object else values
+        numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
         finite = numbers[np.isfinite(numbers)]
         how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
         if name:  # map_fn gets what the cast makes

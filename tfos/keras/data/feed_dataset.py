@@ -50,9 +50,9 @@ class FeedDataset(BatchDataset):
                 self._heads.popleft()
 
     @property
-    def has_come(self) -> bool:
-        """Whether any row of the feed has ever come here."""
-        return bool(self._channel.stats(self.feed).fed_rows)
+    def has_rows(self) -> bool:
+        """Whether rows of the feed are here: unread, read ahead, or in a step."""
+        return bool(self._channel.stats(self.feed).in_flight_rows)
 
     @property
     def is_validated(self) -> bool:

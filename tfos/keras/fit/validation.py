@@ -66,7 +66,7 @@ class ValidationPasses:
         trained = self._trained
         if trained is None or not trained.over or trained.is_validated or self._has_warned:
             return
-        if validating.has_come:  # by a call of its own
+        if validating.has_rows:  # fed by a call of their own
             return
         self._has_warned = True
         logger.warning(

@@ -189,8 +189,9 @@ def test_a_column_that_nobody_selects_may_have_any_numbers():
             RowMapper(features, features and "y", {"y": "int8"})(rows)
 
 
-def test_texts_of_numbers_are_told_like_numbers():
-    texts = np.array(["1", "1e39"], object)
+@pytest.mark.parametrize("kind", [object, "U", "S"])
+def test_texts_of_numbers_are_told_like_numbers(kind):
+    texts = np.array(["1", "1e39"], kind)
     with pytest.raises(SettingsError, match=r"numbers from 1\.0 to 1e\+39 of x, of which some"):
         RowMapper("x", dtypes={"x": "float32"})({"x": texts})
 
