@@ -149,14 +149,18 @@ def check_classic(frame: Any) -> None:
     """Refuse what is no DataFrame of a classic session.
 
     Raises:
-        SettingsError: it is a DataFrame of Spark Connect, pandas or pandas-on-Spark, or an RDD.
+        SettingsError: it is a DataFrame of Spark Connect, pandas or pandas-on-Spark, an RDD, a list
+            or an array.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
             "this DataFrame belongs to Spark Connect, which starts no processes on executors; "
             "create it with a classic session: SparkSession.builder.master(...) without remote()."
         )
-    if call := as_dataframe(frame):
+    call = as_dataframe(frame)
+    if type(frame).__module__ in ("builtins", "numpy"):  # lists of rows, arrays
+        call = "spark.createDataFrame(data, [names])"
+    if call:
         raise SettingsError(
             f"the rows must be a Spark DataFrame, got {type(frame).__module__}."
             f"{type(frame).__qualname__}; use {call}"

@@ -20,7 +20,6 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
-    is_frame,
     partition_id,
     result_columns,
     with_results,
@@ -244,11 +243,6 @@ def predicted_by(
     Raises:
         SettingsError: frame is not a DataFrame, or there is no such model or column.
     """
-    if not is_frame(frame):
-        raise SettingsError(
-            f"model={model_path!r} predicts the rows of a DataFrame, got {type(frame).__name__}; "
-            "make one with spark.createDataFrame(rdd)"
-        )
     check_classic(frame)
     if nulls != "error" or not isinstance(output, str | None):
         raise SettingsError(

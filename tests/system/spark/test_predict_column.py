@@ -103,5 +103,7 @@ def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, sa
     ):
         with pytest.raises(SettingsError, match=text):
             predicted_by(frame, saved, columns, output, nulls)
-    with pytest.raises(SettingsError, match="predicts the rows of a DataFrame, got RDD"):
+    with pytest.raises(
+        SettingsError, match=r"must be a Spark DataFrame, got .*RDD; use data\.toDF"
+    ):
         predicted_by(spark.parallelize([1]), saved, None, None, "error")
