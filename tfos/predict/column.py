@@ -82,7 +82,21 @@ class PredictColumn:
         """
         from pyspark.sql import functions
 
-        names = tuple(_name_of(each) for each in columns)
+        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
+        return self.udf(*map(_name_of, columns))(*given).alias(PREDICTION)
+
+    def udf(self, *names: str) -> Any:
+        """Return the model as a function of Spark SQL.
+
+        With `spark.udf.register("score", predict.udf("user", "item"))`, queries call
+        `score(u, i)`.
+
+        Args:
+            names: names of its arguments, as those of columns above. Queries go by position.
+
+        Raises:
+            SettingsError: as above.
+        """
         outputs = (OutputColumn(name, name) for name in self._outputs)
         predictor = predictor_of(self.signature, names, outputs, self._batch_size, self._inputs)
         is_one = len(self._outputs) == 1
@@ -96,10 +110,9 @@ class PredictColumn:
             for found in predictor.results(partition_id(), batches):
                 yield found.column(0) if is_one else found.to_struct_array()
 
-        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
         made = _udf()(predict, returnType=kind)
         # Not deterministic: otherwise Spark may compute the same answers more than once.
-        return made.asNondeterministic()(*given).alias(PREDICTION)
+        return made.asNondeterministic()
 
     def __repr__(self) -> str:
         inputs = ", ".join(self.signature.inputs if self._inputs is None else self._inputs)
@@ -137,7 +150,7 @@ def predict_column(
     Raises:
         SettingsError: there is no such model or name; the export is damaged, is a delta or has no
             model; or there is no SparkSession.
-        UnsupportedError: Spark is older than 4.1.
+        UnsupportedError: Spark is older than 4.1, or the session is of Spark Connect.
     """
     check_batch_size(batch_size)
     _udf()

@@ -51,6 +51,10 @@ def test_a_saved_model_is_a_function_of_columns(sql, saved):
     assert [row.both.y for row in several.collect()] == [row.prediction for row in rows]
     numbers = frame.select(predict("id", f.lit(1), f.col("x")[2]))
     assert numbers.collect() == answered.select("prediction").collect()
+    sql.udf.register("ends", predict.udf("id", "b", "c"))
+    frame.select("id", "x").createOrReplaceTempView("rows_of_ends")
+    answers = sql.sql("select ends(id, 1, x[2]) as prediction from rows_of_ends")
+    assert answers.collect() == numbers.collect()
     vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"]).coalesce(1)
     assert vectors.select(predict("v")).first()[0] == [6.0]
     assert frame.filter("id < 0").select(predict("x")).collect() == []
