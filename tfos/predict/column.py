@@ -104,9 +104,7 @@ class PredictColumn:
         kind = schema.rpartition("` ")[2] if is_one else f"struct<{schema.replace('` ', '`: ')}>"
 
         def predict(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            given = ([each] if len(names) == 1 else list(each) for each in arrays)
-            plain = [f"c{place}" for place in range(len(names))]
-            batches = (pa.RecordBatch.from_arrays(each, plain) for each in given)
+            batches = (_as_batch(each, names) for each in arrays)
             for found in predictor.results(partition_id(), batches):
                 yield found.column(0) if is_one else found.to_struct_array()
 
@@ -118,6 +116,21 @@ class PredictColumn:
         inputs = ", ".join(self.signature.inputs if self._inputs is None else self._inputs)
         outputs = ", ".join(self._outputs)
         return f"predict_column({str(self.signature.source)!r}: {inputs} -> {outputs})"
+
+
+def _as_batch(given: pa.Array | tuple[pa.Array, ...], names: Sequence[str]) -> pa.RecordBatch:
+    """Return what Spark gives the function; a query of SQL may give it another number of columns.
+
+    Raises:
+        SettingsError: the text names the columns that it takes.
+    """
+    arrays = list(given) if isinstance(given, tuple) else [given]
+    if len(arrays) != len(names):
+        raise SettingsError(
+            f"{len(arrays)} arguments are given, but the function takes {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return pa.RecordBatch.from_arrays(arrays, [f"c{place}" for place in range(len(arrays))])
 
 
 def predict_column(

@@ -55,6 +55,8 @@ def test_a_saved_model_is_a_function_of_columns(sql, saved):
     frame.select("id", "x").createOrReplaceTempView("rows_of_ends")
     answers = sql.sql("select ends(id, 1, x[2]) as prediction from rows_of_ends")
     assert answers.collect() == numbers.collect()
+    with pytest.raises(PySparkException, match=r"1 arguments are given, but .* takes 3"):
+        sql.sql("select ends(id) from rows_of_ends").collect()
     vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"]).coalesce(1)
     assert vectors.select(predict("v")).first()[0] == [6.0]
     assert frame.filter("id < 0").select(predict("x")).collect() == []
