@@ -37,7 +37,10 @@ def test_callbacks_that_hold_a_lock_are_refused_with_the_function_that_makes_the
     )
     with pytest.raises(NotPicklable, match=text):
         FitSettings(callbacks=[SimpleNamespace(), callback]).check()
-    FitSettings(callbacks=lambda: [callback]).check()
+    FitSettings(callbacks=lambda: [threading.Lock()]).check()
+    text = r"^callbacks .*lambda.* refers to 'callback' .*Create it inside callbacks"
+    with pytest.raises(NotPicklable, match=text):
+        FitSettings(callbacks=lambda: [callback]).check()
 
 
 def test_a_fit_shares_slots_with_those_beside_it():
