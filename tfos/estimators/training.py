@@ -36,6 +36,7 @@ from tfos.feed.dataframe import check_fed, chosen
 from tfos.feed.micro_batch import TRAIN_ONCE, call_of_batch
 from tfos.keras.data.class_weight_check import check_class_weight
 from tfos.spark.facts import max_result_bytes
+from tfos.spark.pickling import check_travels, pickle_main_fun
 
 _BLAME_S = 30.0
 """A job that fetches no model is a symptom if a worker's failure arrives within this time."""
@@ -191,6 +192,14 @@ class FitSettings:
             raise SettingsError(
                 f"callbacks={self.callbacks!r}; pass a list of Keras callbacks, or a function that "
                 "makes one in each worker"
+            )
+        if callable(self.callbacks):
+            pickle_main_fun(self.callbacks, None, called="callbacks")
+        else:
+            check_travels(
+                "callbacks",
+                self.callbacks,
+                "Pass a function that makes the callbacks in each worker instead of the list",
             )
         rate = self.learning_rate
         if rate is not None and not 0.0 < rate < math.inf:

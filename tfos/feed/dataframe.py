@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from feeding.arrow.packer import ArrowPacker
 from feeding.sender.task import FeedReport, FeedTask
@@ -149,14 +150,26 @@ def check_classic(frame: Any) -> None:
     """Refuse what is no DataFrame of a classic session.
 
     Raises:
-        SettingsError: it is a DataFrame of Spark Connect, pandas or pandas-on-Spark, or an RDD.
+        SettingsError: it is a DataFrame of Spark Connect, or as for check_frame.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise SettingsError(
             "this DataFrame belongs to Spark Connect, which starts no processes on executors; "
             "create it with a classic session: SparkSession.builder.master(...) without remote()."
         )
-    if call := as_dataframe(frame):
+    check_frame(frame)
+
+
+def check_frame(frame: Any) -> None:
+    """Refuse rows that are no DataFrame of Spark.
+
+    Raises:
+        SettingsError: they are of pandas or pandas-on-Spark, an RDD, a list or an array.
+    """
+    call = as_dataframe(frame)
+    if isinstance(frame, list | tuple | np.ndarray):
+        call = "spark.createDataFrame(data, [names])"
+    if call:
         raise SettingsError(
             f"the rows must be a Spark DataFrame, got {type(frame).__module__}."
             f"{type(frame).__qualname__}; use {call}"

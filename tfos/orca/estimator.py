@@ -30,6 +30,7 @@ from tfos.estimators.training import (
     fit,
     fit_made,
 )
+from tfos.feed.dataframe import as_dataframe
 from tfos.feed.dataframe_inference import is_frame
 from tfos.files.paths import output_directory
 from tfos.orca.other_names import METHODS, refuse
@@ -599,4 +600,6 @@ def _frames(data: Any, held: Any) -> list[Any]:
 
 
 def _unknown(name: str, kinds: str, data: Any) -> SettingsError:
-    return SettingsError(f"{name} must be {kinds}; got {type(data).__name__}")
+    kind, call = type(data), as_dataframe(data)
+    advice = f" of {kind.__module__}; use {call}" if call else ""
+    return SettingsError(f"{name} must be {kinds}; got {kind.__name__}{advice}")

@@ -20,7 +20,6 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
-    is_frame,
     partition_id,
     result_columns,
     with_results,
@@ -83,7 +82,21 @@ class PredictColumn:
         """
         from pyspark.sql import functions
 
-        names = tuple(_name_of(each) for each in columns)
+        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
+        return self.udf(*map(_name_of, columns))(*given).alias(PREDICTION)
+
+    def udf(self, *names: str) -> Any:
+        """Return the model as a function of Spark SQL.
+
+        With `spark.udf.register("score", predict.udf("user", "item"))`, queries call
+        `score(u, i)`.
+
+        Args:
+            names: names of its arguments, as those of columns above. Queries go by position.
+
+        Raises:
+            SettingsError: as above.
+        """
         outputs = (OutputColumn(name, name) for name in self._outputs)
         predictor = predictor_of(self.signature, names, outputs, self._batch_size, self._inputs)
         is_one = len(self._outputs) == 1
@@ -91,21 +104,33 @@ class PredictColumn:
         kind = schema.rpartition("` ")[2] if is_one else f"struct<{schema.replace('` ', '`: ')}>"
 
         def predict(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            given = ([each] if len(names) == 1 else list(each) for each in arrays)
-            plain = [f"c{place}" for place in range(len(names))]
-            batches = (pa.RecordBatch.from_arrays(each, plain) for each in given)
+            batches = (_as_batch(each, names) for each in arrays)
             for found in predictor.results(partition_id(), batches):
                 yield found.column(0) if is_one else found.to_struct_array()
 
-        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
         made = _udf()(predict, returnType=kind)
         # Not deterministic: otherwise Spark may compute the same answers more than once.
-        return made.asNondeterministic()(*given).alias(PREDICTION)
+        return made.asNondeterministic()
 
     def __repr__(self) -> str:
         inputs = ", ".join(self.signature.inputs if self._inputs is None else self._inputs)
         outputs = ", ".join(self._outputs)
         return f"predict_column({str(self.signature.source)!r}: {inputs} -> {outputs})"
+
+
+def _as_batch(given: pa.Array | tuple[pa.Array, ...], names: Sequence[str]) -> pa.RecordBatch:
+    """Return what Spark gives the function; a query of SQL may give it another number of columns.
+
+    Raises:
+        SettingsError: the text names the columns that it takes.
+    """
+    arrays = list(given) if isinstance(given, tuple) else [given]
+    if len(arrays) != len(names):
+        raise SettingsError(
+            f"{len(arrays)} arguments are given, but the function takes {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return pa.RecordBatch.from_arrays(arrays, [f"c{place}" for place in range(len(arrays))])
 
 
 def predict_column(
@@ -138,7 +163,7 @@ def predict_column(
     Raises:
         SettingsError: there is no such model or name; the export is damaged, is a delta or has no
             model; or there is no SparkSession.
-        UnsupportedError: Spark is older than 4.1.
+        UnsupportedError: Spark is older than 4.1, or the session is of Spark Connect.
     """
     check_batch_size(batch_size)
     _udf()
@@ -244,11 +269,6 @@ def predicted_by(
     Raises:
         SettingsError: frame is not a DataFrame, or there is no such model or column.
     """
-    if not is_frame(frame):
-        raise SettingsError(
-            f"model={model_path!r} predicts the rows of a DataFrame, got {type(frame).__name__}; "
-            "make one with spark.createDataFrame(rdd)"
-        )
     check_classic(frame)
     if nulls != "error" or not isinstance(output, str | None):
         raise SettingsError(

@@ -190,12 +190,7 @@ def classic_context(spark: Any) -> Any:
         UnsupportedError: a Spark Connect session or no Spark object at all.
     """
     kind = type(spark)
-    if kind.__module__.startswith("pyspark.sql.connect"):
-        raise UnsupportedError(
-            "RDD feeding needs a classic SparkContext; a Spark Connect session was passed "
-            "(spark.api.mode=connect or SPARK_REMOTE). Run the driver with spark-submit, or set "
-            "spark.api.mode=classic."
-        )
+    _refuse_connect(spark)
     if hasattr(spark, "sparkContext") and not hasattr(spark, "parallelize"):
         spark = spark.sparkContext
     if not hasattr(spark, "parallelize") or not hasattr(spark, "_jsc"):
@@ -206,15 +201,32 @@ def classic_context(spark: Any) -> Any:
     return spark
 
 
+def _refuse_connect(session: Any) -> None:
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise _no_classic()
+
+
+def _no_classic() -> UnsupportedError:
+    return UnsupportedError(
+        "a classic SparkContext is needed, and this session is of Spark Connect (remote(), "
+        "SPARK_REMOTE or spark.api.mode=connect). Leave these out: run the driver with "
+        "spark-submit, or make the session with master(...) and spark.api.mode=classic"
+    )
+
+
 def active_context() -> Any:
     """Return the SparkContext of this process.
 
     Raises:
         SettingsError: there is none.
+        UnsupportedError: there is none, but the program uses Spark Connect.
     """
     from pyspark import SparkContext
+    from pyspark.sql import is_remote
 
     context = SparkContext._active_spark_context
+    if context is None and is_remote():
+        raise _no_classic()
     if context is None:
         raise SettingsError(
             "there is no SparkContext in this process: create one first, for example by "
@@ -228,10 +240,13 @@ def active_session() -> Any:
 
     Raises:
         SettingsError: there is neither.
+        UnsupportedError: it is of Spark Connect.
     """
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession() or SparkSession(active_context())
+    found = SparkSession.getActiveSession()
+    _refuse_connect(found)
+    return found or SparkSession(active_context())
 
 
 def check_running(spark: Any) -> None:

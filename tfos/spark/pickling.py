@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,27 @@ def pickle_value(value: Any, whose: str) -> bytes:
             f"{whose} returned a {type(value).__qualname__} that cannot be pickled: "
             f"{_first_line(error)}. Return plain data: numbers, arrays, model.get_weights() or a "
             "saved model's path"
+        ) from error
+
+
+def check_travels(called: str, value: Any, remedy: str) -> None:
+    """Refuse an argument that no executor can be given.
+
+    Args:
+        called: name of the argument.
+        value: what the user passed.
+        remedy: what to do instead, a sentence.
+
+    Raises:
+        NotPicklable: names the part of it, and the remedy.
+    """
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        part, culprit = _culprit_in_data(called, value, 0)
+        raise NotPicklable(
+            f"{part} ({type(culprit).__qualname__}) cannot travel to an executor: "
+            f"{_first_line(error)}. {remedy}"
         ) from error
 
 
@@ -173,6 +195,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif hasattr(value, "__dict__"):
         yield from ((f".{key}", part) for key, part in vars(value).items())
+    elif is_dataclass(value):  # with slots
+        yield from ((f".{each.name}", getattr(value, each.name)) for each in fields(value))
 
 
 def _fails(value: Any) -> bool:

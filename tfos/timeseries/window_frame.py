@@ -102,6 +102,9 @@ _NESTED = ("array", "struct", "map", "variant")
 
 def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> str:
     """Return the type of the time column."""
+    from tfos.feed.dataframe import check_frame  # Spark's tasks, which import this, feed nothing
+
+    check_frame(df)
     kinds = dict(df.dtypes)
     asked = (*series, time, value)
     positions_of([name for name, _ in df.dtypes], asked, f"id={list(series)}, {time=}, {value=}")

@@ -51,6 +51,12 @@ def test_a_saved_model_is_a_function_of_columns(sql, saved):
     assert [row.both.y for row in several.collect()] == [row.prediction for row in rows]
     numbers = frame.select(predict("id", f.lit(1), f.col("x")[2]))
     assert numbers.collect() == answered.select("prediction").collect()
+    sql.udf.register("ends", predict.udf("id", "b", "c"))
+    frame.select("id", "x").createOrReplaceTempView("rows_of_ends")
+    answers = sql.sql("select ends(id, 1, x[2]) as prediction from rows_of_ends")
+    assert answers.collect() == numbers.collect()
+    with pytest.raises(PySparkException, match=r"1 arguments are given, but .* takes 3"):
+        sql.sql("select ends(id) from rows_of_ends").collect()
     vectors = sql.createDataFrame([(Vectors.sparse(3, {1: 5.0}),)], ["v"]).coalesce(1)
     assert vectors.select(predict("v")).first()[0] == [6.0]
     assert frame.filter("id < 0").select(predict("x")).collect() == []
@@ -103,5 +109,7 @@ def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, sa
     ):
         with pytest.raises(SettingsError, match=text):
             predicted_by(frame, saved, columns, output, nulls)
-    with pytest.raises(SettingsError, match="predicts the rows of a DataFrame, got RDD"):
+    with pytest.raises(
+        SettingsError, match=r"must be a Spark DataFrame, got .*RDD; use data\.toDF"
+    ):
         predicted_by(spark.parallelize([1]), saved, None, None, "error")

@@ -6,6 +6,8 @@ import threading
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from tfos.config import Checkpoints, ClusterConfig, InputMode, Restarts, TensorBoardConfig
 from tfos.driver import preflight
@@ -228,6 +230,23 @@ _ConnectSession.__module__ = "pyspark.sql.connect.session"
 def test_a_connect_session_is_refused_with_a_way_out():
     with pytest.raises(UnsupportedError, match=r"Spark Connect.*spark\.api\.mode=classic"):
         facts.classic_context(_ConnectSession())
+
+
+def test_without_a_context_a_program_of_spark_connect_gets_the_same_way_out(monkeypatch):
+    """It was told to make a context by getOrCreate, which gives the Connect session again."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    with pytest.raises(SettingsError, match="no SparkContext in this process: create one first"):
+        facts.active_context()
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(UnsupportedError, match=r"Spark Connect.*spark\.api\.mode=classic"):
+        facts.active_context()
+
+
+def test_an_active_session_of_spark_connect_is_refused(monkeypatch):
+    """predict_column ended with PySpark's error of an attribute `sparkContext`."""
+    monkeypatch.setattr(SparkSession, "getActiveSession", _ConnectSession)
+    with pytest.raises(UnsupportedError, match=r"Spark Connect.*make the session with master"):
+        facts.active_session()
 
 
 @pytest.mark.parametrize("value", [None, "local[4]", 3])

@@ -9,6 +9,7 @@ import importlib
 import math
 import operator
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +21,26 @@ from tests.support.model_files import keras_file
 from tests.support.named_models import compiled
 from tfos.cluster import TFCluster
 from tfos.config import Checkpoints, ClusterConfig, Restarts
-from tfos.errors import ConfigError, NodeFailedError, SettingsError, ShutdownTimeout
+from tfos.errors import ConfigError, NodeFailedError, NotPicklable, SettingsError, ShutdownTimeout
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.functions import function_of, reference_to
 from tfos.estimators.recipe import ModelRecipe, recipe_of
 from tfos.estimators.training import FitResult, FitSettings
+
+
+def test_callbacks_that_hold_a_lock_are_refused_with_the_function_that_makes_them():
+    """The error was about a main_fun, which no user of an estimator has."""
+    callback = SimpleNamespace(client=SimpleNamespace(lock=threading.Lock()))
+    text = (
+        r"^callbacks\[1\]\.client\.lock \(lock\) cannot travel .*function that makes the callbacks"
+    )
+    with pytest.raises(NotPicklable, match=text):
+        FitSettings(callbacks=[SimpleNamespace(), callback]).check()
+    FitSettings(callbacks=lambda: [threading.Lock()]).check()
+    text = r"^callbacks .*lambda.* refers to 'callback' .*Create it inside callbacks"
+    with pytest.raises(NotPicklable, match=text):
+        FitSettings(callbacks=lambda: [callback]).check()
 
 
 def test_a_fit_shares_slots_with_those_beside_it():

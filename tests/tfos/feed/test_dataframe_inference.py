@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feeding.config import FeedConfig
@@ -63,6 +64,8 @@ class Rdd:
         (OnSpark(), r"pyspark\.pandas\.frame\.OnSpark; use data\.to_spark\(\)"),
         (Pandas(), r"use spark\.createDataFrame\(data\)"),
         (Rdd(), r"use data\.toDF\(\[names\]\)"),
+        ([{"x": 1}], r"got builtins\.list; use spark\.createDataFrame\(data, \[names\]\)"),
+        (np.ones((2, 2)), r"got numpy\.ndarray; use spark\.createDataFrame\(data, \[names\]\)"),
     ],
 )
 def test_rows_that_are_no_spark_dataframe_are_refused_with_the_call_that_makes_one(

@@ -236,6 +236,7 @@ def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
     monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
     estimator: Any = Estimator(ONE_INPUT, {}, FitSettings(), None)
     frame = frame_of(x=DoubleType(), y=DoubleType())
+    of_pandas = type("DataFrame", (), {"__module__": "pandas.core.frame"})()
     columns = {"feature_cols": "x", "label_cols": "y"}
     for ask, text in (
         (
@@ -250,6 +251,10 @@ def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
         (
             lambda: estimator.evaluate([1], **columns),
             r"^data must be a DataFrame, a path or a function of \(config, batch_size\); got list",
+        ),
+        (
+            lambda: estimator.fit(of_pandas, **columns),
+            r"; got DataFrame of pandas\.core\.frame; use spark\.createDataFrame\(data\)",
         ),
     ):
         with pytest.raises(SettingsError, match=text):

@@ -7,6 +7,7 @@ import socket
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import cloudpickle
 import pytest
@@ -99,6 +100,13 @@ def test_a_global_is_named():
         pickle_main_fun(function, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    """It has no __dict__."""
+
+    parts: list[object]
+
+
 class SparkContext:
     """Refuses as pyspark's does."""
 
@@ -120,6 +128,7 @@ def test_a_spark_context_is_named():
         ([1, [threading.Lock()]], r"args\[1\]\[0\] \(lock\)"),
         (types.SimpleNamespace(a=1, lock=threading.Lock()), r"args\.lock \(lock\)"),
         (threading.Lock(), r"args \(lock\)"),
+        (Slotted([threading.Lock()]), r"args\.parts\[0\] \(lock\)"),
     ],
 )
 def test_the_argument_is_named_by_its_path(args, path):
