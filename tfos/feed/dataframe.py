@@ -142,8 +142,10 @@ def as_dataframe(data: Any) -> str:
         return "data.to_spark()"
     if module.partition(".")[0] in ("pandas", "pyarrow"):  # what Spark takes as it is
         return "spark.createDataFrame(data)"
-    is_rdd = hasattr(type(data), "mapPartitionsWithIndex")  # a DataFrame may have such a column
-    return "data.toDF([names])" if is_rdd else ""
+    kind = type(data)  # a DataFrame may have columns of these names
+    if hasattr(kind, "foreachRDD"):
+        return "rdd.toDF([names]) in data.foreachRDD"
+    return "data.toDF([names])" if hasattr(kind, "mapPartitionsWithIndex") else ""
 
 
 def check_classic(frame: Any) -> None:

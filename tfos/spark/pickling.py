@@ -110,7 +110,7 @@ def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
         what, value, where = found
         return (
             f"{called} {name} refers to {what!r} ({type(value).__qualname__}){where}, which cannot "
-            f"travel to an executor. Create it inside {called}, or pass what it is made of in args."
+            f"travel to an executor. Create it inside {called}, or pass what it is made of."
         )
     part, value = _culprit_in_data("args", args, 0)
     return (
@@ -196,7 +196,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif hasattr(value, "__dict__"):
         yield from ((f".{key}", part) for key, part in vars(value).items())
     elif is_dataclass(value):  # with slots
-        yield from ((f".{each.name}", getattr(value, each.name)) for each in fields(value))
+        yield from ((f".{each.name}", getattr(value, each.name, None)) for each in fields(value))
 
 
 def _fails(value: Any) -> bool:

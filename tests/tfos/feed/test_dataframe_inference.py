@@ -58,12 +58,20 @@ class Rdd:
         raise AssertionError("used")
 
 
+class DStream(Rdd):
+    """A DStream, which has no toDF."""
+
+    def foreachRDD(self, *args: Any) -> None:
+        raise AssertionError("used")
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
         (OnSpark(), r"pyspark\.pandas\.frame\.OnSpark; use data\.to_spark\(\)"),
         (Pandas(), r"use spark\.createDataFrame\(data\)"),
         (Rdd(), r"use data\.toDF\(\[names\]\)"),
+        (DStream(), r"use rdd\.toDF\(\[names\]\) in data\.foreachRDD"),
         ([{"x": 1}], r"got builtins\.list; use spark\.createDataFrame\(data, \[names\]\)"),
         (np.ones((2, 2)), r"got numpy\.ndarray; use spark\.createDataFrame\(data, \[names\]\)"),
     ],

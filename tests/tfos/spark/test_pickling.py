@@ -7,7 +7,7 @@ import socket
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cloudpickle
 import pytest
@@ -104,6 +104,7 @@ def test_a_global_is_named():
 class Slotted:
     """It has no __dict__."""
 
+    unset: object = field(init=False)
     parts: list[object]
 
 
