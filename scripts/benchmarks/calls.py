@@ -213,13 +213,11 @@ def _drop_all(channel: FeedChannel) -> None:
 
 def push_seconds(consistency: str, num_pushes: int) -> tuple[float, float, float]:
     """Return the median of single pushes, and processor seconds per push of client and server."""
-    with server_group() as group:
-        identity = Identity(Role.WORKER, 0)
-        with PSClient(group.endpoints, group.credentials, identity, num_workers=1) as client:
-            push = push_of(client, consistency)
-            for _ in range(200):
-                push()
-            return timed(lambda _: push(), psutil.Process(group.pids[0]), num_pushes)
+    with server_group() as group, group.client() as client:
+        push = push_of(client, consistency)
+        for _ in range(200):
+            push()
+        return timed(lambda _: push(), psutil.Process(group.pids[0]), num_pushes)
 
 
 PUSHES = (("async", 1), ("sync", 1), ("ssp", 1), ("async", 2))

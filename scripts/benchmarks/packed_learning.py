@@ -27,10 +27,9 @@ import numpy as np
 from ps.client.client import PSClient
 from ps.compression.format import FORMATS, Compression
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.harness import report
 from tfos.bench.harness import Figure
-from tfos.bench.servers import server
+from tfos.bench.servers import server_group
 
 Array = np.ndarray[Any, Any]
 
@@ -140,17 +139,10 @@ def auc(weights: Array, rows: Rows) -> float:
 def trained_by_servers(kind: Compression, rows: Rows, steps: int, seed: int) -> Array:
     """Train with a server process of its own."""
     with (
-        server(num_workers=NUM_WORKERS) as (endpoint, credentials),
+        server_group(num_workers=NUM_WORKERS) as group,
         contextlib.ExitStack() as open_clients,
     ):
-        clients = [
-            open_clients.enter_context(
-                PSClient(
-                    [endpoint], credentials, Identity(Role.WORKER, rank), num_workers=NUM_WORKERS
-                )
-            )
-            for rank in range(NUM_WORKERS)
-        ]
+        clients = [open_clients.enter_context(group.client(rank)) for rank in range(NUM_WORKERS)]
         clients[0].seed(manifest(kind), zeros())
         for client in clients:
             client.attach()

@@ -36,10 +36,9 @@ import psutil
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
-from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.floor_of_memory import MemoryFloor
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from tfos.bench.servers import BenchServers, server_group
+from tfos.bench.servers import server_group
 
 Array = np.ndarray[Any, Any]
 
@@ -88,10 +87,6 @@ def cpu_s(pid: int) -> float:
     clock_getcpuclockid(3), which Python has for threads alone.
     """
     return time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
-
-
-def _worker(group: BenchServers) -> PSClient:
-    return PSClient(group.endpoints, group.credentials, Identity(Role.WORKER, 0), num_workers=1)
 
 
 def _create(client: PSClient, pid: int, size: _Size, floor: MemoryFloor) -> None:
@@ -202,7 +197,7 @@ def main() -> None:
         nbytes = min(nbytes, nbytes // 2 + 2 * GIVEN_BEFORE_BYTES)
         floor = MemoryFloor(max(size.rows.values()), DIM, nbytes)
         floors_ms = floor.lookups_ms(list(size.rows.values()), size.ids)
-        with server_group() as group, _worker(group) as client:
+        with server_group() as group, group.client() as client:
             client.seed(MANIFEST, {})
             _create(client, group.pids[0], size, floor)
             floor.close()
