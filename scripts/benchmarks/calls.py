@@ -229,8 +229,6 @@ def report_calls(name: str, counted: Counted, list_them: bool) -> None:
     report(
         Figure("CALLS", name, "calls", "lower"),
         [counted.num_calls],
-        [],
-        "",
         in_calling_thread=counted.num_here,
         functions=counted.num_functions,
         files=counted.num_files,
@@ -266,8 +264,6 @@ def main() -> None:
         report(
             Figure("PUSH", f"push_pull of 2 buckets, {consistency}", "us", "lower"),
             median,
-            [],
-            "",
             client_processor_us=round(statistics.median(client)),
             server_processor_us=round(statistics.median(server)),
         )

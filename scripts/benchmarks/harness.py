@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfos.bench.harness import Figure, interleave, line_of, timed
+from tfos.bench.harness import Bench, Figure, interleave, timed
 
 __all__ = ["ROOT", "Figure", "interleave", "parse_arguments", "report", "timed"]
 
@@ -41,11 +41,12 @@ def parse_arguments(
 def report(
     figure: Figure,
     ours: Sequence[float],
-    reference: Sequence[float],
-    reference_name: str,
+    reference: Sequence[float] = (),
+    reference_name: str = "",
     **more: object,
 ) -> None:
     """Print one figure as one JSON line."""
     command = f"scripts/bench {Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".strip()
-    line = line_of(figure, ours, reference, reference_name, command=command, **more)
-    print(json.dumps(line), flush=True)
+    bench = Bench(command)
+    bench.report(figure, ours, reference, reference_name, **more)
+    print(json.dumps(bench.lines[0]), flush=True)

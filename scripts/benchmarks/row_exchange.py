@@ -113,8 +113,6 @@ def main() -> None:
             report(
                 Figure("ROWS", f"{name}, {consistency}", "us", "lower"),
                 median,
-                [],
-                "",
                 client_processor_us=round(statistics.median(client_s)),
                 server_processor_us=round(statistics.median(server_s)),
             )

@@ -84,7 +84,7 @@ def main() -> None:
     }
     report(Figure(f"P15{place}", start, "s", "lower"), starts, jobs, "empty Spark job", **more)
     stop = "shutdown() of an idle cluster"
-    report(Figure(f"P16{place}", stop, "s", "lower"), stops, [], "")
+    report(Figure(f"P16{place}", stop, "s", "lower"), stops)
 
 
 if __name__ == "__main__":

@@ -165,9 +165,7 @@ def _report_save(client: PSClient, pid: int, save: tuple[str, str, Path, int]) -
     taken_s = cpu_s(pid) - before_s
     files = (root / f"step-{step}").iterdir()
     nbytes = sum(path.stat().st_size for path in files)
-    report(
-        Figure(id_, name, "s", "lower"), [seconds], [], "", bytes=nbytes, cpu_s=round(taken_s, 3)
-    )
+    report(Figure(id_, name, "s", "lower"), [seconds], bytes=nbytes, cpu_s=round(taken_s, 3))
 
 
 def _restore(root: Path, size: _Size) -> None:
@@ -177,7 +175,7 @@ def _restore(root: Path, size: _Size) -> None:
         seconds = time.perf_counter() - begun_s
         taken_s = cpu_s(group.pids[0])
     name = f"start and restore of {sum(size.rows.values()):,} rows"
-    report(Figure("P24r", name, "s", "lower"), [seconds], [], "", cpu_s=round(taken_s, 3))
+    report(Figure("P24r", name, "s", "lower"), [seconds], cpu_s=round(taken_s, 3))
 
 
 def main() -> None:
