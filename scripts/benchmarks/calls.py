@@ -242,19 +242,18 @@ def report_calls(name: str, counted: Counted, list_them: bool) -> None:
 
 def main() -> None:
     """Print the figures."""
-    list_them = "--list" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--list"]
-    args = parse_arguments(__doc__, repeats=5)
+    listing = {"action": "store_true", "help": "print the functions of each trace"}
+    args = parse_arguments(__doc__, 5, {"--list": listing})
     num_traces, num_pushes = (3, 50) if args.toy else (41, 3000)
     trace = Trace()
     trace.install()
     for consistency, num_servers in PUSHES:
         counted = counted_push(trace, consistency, num_servers, num_traces)
         name = f"push_pull of 2 buckets, {consistency}, {num_servers} server(s)"
-        report_calls(name, counted, list_them)
+        report_calls(name, counted, args.list)
     for num_rows in (256, 9 * 256):
         counted, chunks = counted_feed(trace, num_rows)
-        report_calls(f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted, list_them)
+        report_calls(f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted, args.list)
     trace.remove()
     for consistency in ("async", "sync"):
         runs = [push_seconds(consistency, num_pushes) for _ in range(args.repeats)]

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfos.bench.harness import Bench, Figure, interleave, timed
 
@@ -16,22 +17,22 @@ ROOT = Path(__file__).parents[2]
 
 
 def parse_arguments(
-    doc: str | None, repeats: int, switches: Mapping[str, str] | None = None
+    doc: str | None, repeats: int, more: Mapping[str, Mapping[str, Any]] | None = None
 ) -> argparse.Namespace:
     """Read the flags that every benchmark has; --toy means one quick repeat.
 
     Args:
         doc: what --help shows.
         repeats: how many without --repeats.
-        switches: further flags of this benchmark, such as `--yarn`, with their help.
+        more: further flags of this benchmark, such as `--yarn`, each with what argparse is told.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--toy", action="store_true", help="only show that it still works")
     parser.add_argument("--repeats", type=int, default=repeats)
-    for name, text in (switches or {}).items():
-        parser.add_argument(name, action="store_true", help=text)
+    for name, settings in (more or {}).items():
+        parser.add_argument(name, **settings)
     args = parser.parse_args()
     if args.toy:
         args.repeats = 1

@@ -22,7 +22,6 @@ Last result: docs/guides/performance.md.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -180,14 +179,8 @@ def _restore(root: Path, size: _Size) -> None:
 
 def main() -> None:
     """Print the figures."""
-    num_large, given = NUM_LARGE, list(sys.argv)
-    if "--rows" in sys.argv:
-        at = sys.argv.index("--rows")
-        num_large = int(sys.argv[at + 1])
-        del sys.argv[at : at + 2]
-    args = parse_arguments(__doc__, REPEATS)
-    sys.argv = given
-    size = _Size({LARGE: num_large, SMALL: NUM_SMALL}, NUM_IDS, STEPS)
+    args = parse_arguments(__doc__, REPEATS, {"--rows": {"type": int, "default": NUM_LARGE}})
+    size = _Size({LARGE: args.rows, SMALL: NUM_SMALL}, NUM_IDS, STEPS)
     if args.toy:
         size = _Size({LARGE: 3000, SMALL: 1000}, 200, 1)
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
