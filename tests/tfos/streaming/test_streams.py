@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.cluster_states import node_id, report_to
-from tests.support.fake_spark import FakeSpark
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
@@ -115,13 +113,6 @@ def test_train_refuses_a_stream_with_the_calls_that_train_each_batch_once():
     assert "foreachBatch(cluster.train_batch)" in told
     assert "cluster.train(" not in told
     assert all(hasattr(TFCluster, name) for name in ("stream", "train_batch"))
-
-
-@pytest.fixture
-def spark() -> Iterator[FakeSpark]:
-    made = FakeSpark()
-    yield made
-    made.close()
 
 
 @pytest.mark.socket
