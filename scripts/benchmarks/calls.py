@@ -213,13 +213,11 @@ def _drop_all(channel: FeedChannel) -> None:
 
 def push_seconds(consistency: str, num_pushes: int) -> tuple[float, float, float]:
     """Return the median of single pushes, and processor seconds per push of client and server."""
-    with server_group() as group:
-        identity = Identity(Role.WORKER, 0)
-        with PSClient(group.endpoints, group.credentials, identity, num_workers=1) as client:
-            push = push_of(client, consistency)
-            for _ in range(200):
-                push()
-            return timed(lambda _: push(), psutil.Process(group.pids[0]), num_pushes)
+    with server_group() as group, group.client() as client:
+        push = push_of(client, consistency)
+        for _ in range(200):
+            push()
+        return timed(lambda _: push(), psutil.Process(group.pids[0]), num_pushes)
 
 
 PUSHES = (("async", 1), ("sync", 1), ("ssp", 1), ("async", 2))
@@ -231,8 +229,6 @@ def report_calls(name: str, counted: Counted, list_them: bool) -> None:
     report(
         Figure("CALLS", name, "calls", "lower"),
         [counted.num_calls],
-        [],
-        "",
         in_calling_thread=counted.num_here,
         functions=counted.num_functions,
         files=counted.num_files,
@@ -246,19 +242,18 @@ def report_calls(name: str, counted: Counted, list_them: bool) -> None:
 
 def main() -> None:
     """Print the figures."""
-    list_them = "--list" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--list"]
-    args = parse_arguments(__doc__, repeats=5)
+    listing = {"action": "store_true", "help": "print the functions of each trace"}
+    args = parse_arguments(__doc__, 5, {"--list": listing})
     num_traces, num_pushes = (3, 50) if args.toy else (41, 3000)
     trace = Trace()
     trace.install()
     for consistency, num_servers in PUSHES:
         counted = counted_push(trace, consistency, num_servers, num_traces)
         name = f"push_pull of 2 buckets, {consistency}, {num_servers} server(s)"
-        report_calls(name, counted, list_them)
+        report_calls(name, counted, args.list)
     for num_rows in (256, 9 * 256):
         counted, chunks = counted_feed(trace, num_rows)
-        report_calls(f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted, list_them)
+        report_calls(f"feed of {chunks} chunk(s) of 256 rows, 2 workers", counted, args.list)
     trace.remove()
     for consistency in ("async", "sync"):
         runs = [push_seconds(consistency, num_pushes) for _ in range(args.repeats)]
@@ -268,8 +263,6 @@ def main() -> None:
         report(
             Figure("PUSH", f"push_pull of 2 buckets, {consistency}", "us", "lower"),
             median,
-            [],
-            "",
             client_processor_us=round(statistics.median(client)),
             server_processor_us=round(statistics.median(server)),
         )

@@ -177,15 +177,15 @@ def main() -> None:
         what = f"loss of {per_host}" if name == "loss" else name
         if name != "heartbeats":
             figure = Figure("SIM", f"{what}, {count} nodes", "s", "lower")
-            report(figure, [run.seconds[name] for run in runs], [], "")
+            report(figure, [run.seconds[name] for run in runs])
         # Of a phase as long as its nodes train, what counts is a node's cost each second.
         per_s = [run.seconds[name] if name == "heartbeats" else 1.0 for run in runs]
         cpu = [1e3 * run.cpu_s[name] / count / s for run, s in zip(runs, per_s, strict=True)]
         unit = "ms/node/s" if name == "heartbeats" else "ms/node"
-        report(Figure("SIM", f"{what}: CPU of the driver", unit, "lower"), cpu, [], "")
+        report(Figure("SIM", f"{what}: CPU of the driver", unit, "lower"), cpu)
     for name, unit in (("memory", "KiB"), ("threads", "count"), ("descriptors", "count")):
         figure = Figure("SIM", f"{name} of the driver per node", unit, "lower")
-        report(figure, [run.held[name] / count for run in runs], [], "")
+        report(figure, [run.held[name] / count for run in runs])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from feeding.reading.bad_records import BadData
 from scripts.benchmarks import tfrecord
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.reference import tf_records
+from tfos.bench.reference import tensorflow_apply
 
 ROWS = 512
 RAGGED = {"ids": Feature("int64", None), "name": Feature("bytes"), "tags": Feature("bytes", None)}
@@ -93,7 +94,7 @@ def measure(name: str, columns: dict[str, Feature], blocks: int, repeats: int) -
 
 def main() -> None:
     args = parse_arguments(__doc__, repeats=9)
-    tf_records.use_one_thread()
+    tensorflow_apply.use_one_thread()
     for name, columns in CASES:
         measure(name, columns, 2 if args.toy else 40, args.repeats)
 

@@ -139,7 +139,7 @@ def main() -> None:
             base, moved = change(seen)
             what = "trainer that keeps up" if kind == "fast" else "slow trainer"
             figure = Figure("P22", f"memory of a {name}, {what}", "times", "lower")
-            report(figure, [moved], [], "", rows=num_rows, mb=base / MB, largest_mb=max(seen) / MB)
+            report(figure, [moved], rows=num_rows, mb=base / MB, largest_mb=max(seen) / MB)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from scripts.benchmarks.feed_rdd import walk
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.local_spark import executors
 
@@ -63,12 +64,6 @@ def numbers(partition: int) -> Iterator[list[int]]:
     return iter(
         np.random.default_rng(partition).integers(0, 1000, (PARTITION_ROWS, WIDTH)).tolist()
     )
-
-
-def walk(rows: Iterator[Any]) -> None:
-    """Do what any Spark program does at least: look at every row."""
-    for _ in rows:
-        pass
 
 
 def cpu_s() -> float:

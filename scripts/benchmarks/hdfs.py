@@ -12,10 +12,8 @@ Last result: docs/guides/performance.md.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,13 +70,10 @@ def read_ours(path: str, size_bytes: int, config: FileSystemConfig) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--url")
-    known, sys.argv[1:] = parser.parse_known_args()
-    args = parse_arguments(__doc__, repeats=9)
+    args = parse_arguments(__doc__, 9, {"--url": {"help": "of an HDFS that is there"}})
     size_bytes = (8 if args.toy else 256) * MIB
     config = FileSystemConfig()
-    with some_hdfs(known.url) as url:
+    with some_hdfs(args.url) as url:
         path = f"{url}/tfos-bench-{os.getpid()}"
         fs = filesystem_for(path)
         fs.write(path, os.urandom(MIB) * (size_bytes // MIB))

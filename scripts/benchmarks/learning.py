@@ -24,12 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from ps.client.client import PSClient
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.auth.handshake import Credentials, Identity, Role
-from rpc.endpoint import Endpoint
+from rpc.auth.handshake import Role
 from scripts.benchmarks.harness import Figure, report
-from tfos.bench.servers import server
+from tfos.bench.servers import BenchServers, server_group
 
 Array = np.ndarray[Any, Any]
 
@@ -148,18 +146,15 @@ def alone(seed: int, steps: int) -> float:
 
 def work(
     rank: int,
-    num_workers: int,
-    place: tuple[Endpoint, Credentials],
+    group: BenchServers,
     run: tuple[int, int, Mode],
     taken: Any,
 ) -> None:
     """One worker: take the next batch of the common order until there is none."""
-    endpoint, credentials = place
     seed, steps, mode = run
     inputs, labels = rows(seed, HELD_OUT + steps * BATCH)
     values = {"t": initial(seed)}
-    identity = Identity(Role.WORKER, rank)
-    with PSClient([endpoint], credentials, identity, num_workers=num_workers) as client:
+    with group.client(rank) as client:
         if rank == 0:
             client.seed(manifest(mode), values)
         client.attach()
@@ -184,9 +179,9 @@ def together(seed: int, steps: int, mode: Mode, num_workers: int) -> tuple[float
     spawn = multiprocessing.get_context("spawn")
     taken = spawn.Value("q", 0)
     run = (seed, steps, mode)
-    with server(num_workers=num_workers) as place:
+    with server_group(num_workers=num_workers) as group:
         workers = [
-            spawn.Process(target=work, args=(rank, num_workers, place, run, taken))
+            spawn.Process(target=work, args=(rank, group, run, taken))
             for rank in range(num_workers)
         ]
         for worker in workers:
@@ -195,9 +190,7 @@ def together(seed: int, steps: int, mode: Mode, num_workers: int) -> tuple[float
             worker.join(JOIN_TIMEOUT_S)
         if any(worker.exitcode for worker in workers):
             raise RuntimeError(f"workers ended with {[worker.exitcode for worker in workers]}")
-        endpoint, credentials = place
-        driver = Identity(Role.DRIVER, 0)
-        with PSClient([endpoint], credentials, driver, num_workers=num_workers) as client:
+        with group.client(role=Role.DRIVER) as client:
             client.attach()
             values = {"t": np.empty_like(initial(seed))}
             client.pull(values)

@@ -27,10 +27,10 @@ import numpy as np
 from ps.client.client import PSClient
 from ps.compression.format import FORMATS, Compression
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
-from rpc.auth.handshake import Identity, Role
+from scripts.benchmarks import deepfm_model
 from scripts.benchmarks.harness import report
 from tfos.bench.harness import Figure
-from tfos.bench.servers import server
+from tfos.bench.servers import server_group
 
 Array = np.ndarray[Any, Any]
 
@@ -129,28 +129,17 @@ def train(clients: Sequence[PSClient], rows: Rows, steps: int, seed: int) -> Arr
 
 
 def auc(weights: Array, rows: Rows) -> float:
-    """Return the chance that a positive row scores above a negative one; ties count half."""
-    _, place, counts = np.unique(rows.features @ weights, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    positive = rows.labels > 0
-    above = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
-    return float(above / (positive.sum() * (~positive).sum()))
+    """Return the area under the ROC curve of a model."""
+    return deepfm_model.auc(rows.labels, rows.features @ weights)
 
 
 def trained_by_servers(kind: Compression, rows: Rows, steps: int, seed: int) -> Array:
     """Train with a server process of its own."""
     with (
-        server(num_workers=NUM_WORKERS) as (endpoint, credentials),
+        server_group(num_workers=NUM_WORKERS) as group,
         contextlib.ExitStack() as open_clients,
     ):
-        clients = [
-            open_clients.enter_context(
-                PSClient(
-                    [endpoint], credentials, Identity(Role.WORKER, rank), num_workers=NUM_WORKERS
-                )
-            )
-            for rank in range(NUM_WORKERS)
-        ]
+        clients = [open_clients.enter_context(group.client(rank)) for rank in range(NUM_WORKERS)]
         clients[0].seed(manifest(kind), zeros())
         for client in clients:
             client.attach()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -102,13 +101,7 @@ def beside_petastorm(path: Path, name: str, num_rows: int, args: argparse.Namesp
 
 
 def main() -> None:
-    petastorm = None
-    if "--petastorm" in sys.argv:
-        at = sys.argv.index("--petastorm")
-        petastorm = sys.argv[at + 1]
-        del sys.argv[at : at + 2]
-    args = parse_arguments(__doc__, repeats=7)
-    args.petastorm = petastorm
+    args = parse_arguments(__doc__, 7, {"--petastorm": {"help": "a Python that has it"}})
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
         for name, make, count, group_rows in CASES:
             num_rows = count // 100 if args.toy else count

@@ -27,7 +27,6 @@ from ps.client.client import PSClient
 from ps.manifest.manifest import Adam, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.manifest.rule_spec import RowWiseAdagrad
 from ps.manifest.table_spec import TableSpec
-from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.harness import Figure, parse_arguments, report
 from tfos.bench.servers import server_group
 
@@ -95,20 +94,18 @@ def main() -> None:
     args = parse_arguments(__doc__, repeats=5)
     scale, num_steps = (100, 3) if args.toy else (1, 300)
     for consistency in ("async", "sync"):
-        with server_group() as group:
-            identity = Identity(Role.WORKER, 0)
+        with server_group() as group, group.client() as client:
             server = psutil.Process(group.pids[0])
-            with PSClient(group.endpoints, group.credentials, identity, num_workers=1) as client:
-                size = NUM_ELEMENTS // scale
-                shape = manifest(consistency, size)
-                client.seed(shape, {"dense": np.zeros(size, np.float32)})
-                steps = steps_of(client, size, NUM_IDS // scale)
-                for step in steps.values():
-                    timed(step, server, NUM_BATCHES)
-                runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in steps}
-                for _ in range(args.repeats):
-                    for name, step in steps.items():
-                        runs[name].append(timed(step, server, num_steps))
+            size = NUM_ELEMENTS // scale
+            shape = manifest(consistency, size)
+            client.seed(shape, {"dense": np.zeros(size, np.float32)})
+            steps = steps_of(client, size, NUM_IDS // scale)
+            for step in steps.values():
+                timed(step, server, NUM_BATCHES)
+            runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in steps}
+            for _ in range(args.repeats):
+                for name, step in steps.items():
+                    runs[name].append(timed(step, server, num_steps))
         for name, found in runs.items():
             median, client_s, server_s = (
                 [1e6 * seconds for seconds in column] for column in zip(*found, strict=True)
@@ -116,8 +113,6 @@ def main() -> None:
             report(
                 Figure("ROWS", f"{name}, {consistency}", "us", "lower"),
                 median,
-                [],
-                "",
                 client_processor_us=round(statistics.median(client_s)),
                 server_processor_us=round(statistics.median(server_s)),
             )

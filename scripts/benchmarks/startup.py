@@ -59,7 +59,9 @@ def one_cluster(sc: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, 5, {"--yarn": "on a YARN of its own"})
+    args = parse_arguments(
+        __doc__, 5, {"--yarn": {"action": "store_true", "help": "on a YARN of its own"}}
+    )
     executors = executors_on_yarn if args.yarn else local_spark.executors
     starts, stops, jobs = [], [], []
     first: dict[str, float] = {}
@@ -84,7 +86,7 @@ def main() -> None:
     }
     report(Figure(f"P15{place}", start, "s", "lower"), starts, jobs, "empty Spark job", **more)
     stop = "shutdown() of an idle cluster"
-    report(Figure(f"P16{place}", stop, "s", "lower"), stops, [], "")
+    report(Figure(f"P16{place}", stop, "s", "lower"), stops)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Last result: docs/guides/performance.md.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,10 +35,9 @@ import psutil
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
-from rpc.auth.handshake import Identity, Role
 from scripts.benchmarks.floor_of_memory import MemoryFloor
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
-from tfos.bench.servers import BenchServers, server_group
+from tfos.bench.servers import server_group
 
 Array = np.ndarray[Any, Any]
 
@@ -88,10 +86,6 @@ def cpu_s(pid: int) -> float:
     clock_getcpuclockid(3), which Python has for threads alone.
     """
     return time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
-
-
-def _worker(group: BenchServers) -> PSClient:
-    return PSClient(group.endpoints, group.credentials, Identity(Role.WORKER, 0), num_workers=1)
 
 
 def _create(client: PSClient, pid: int, size: _Size, floor: MemoryFloor) -> None:
@@ -170,9 +164,7 @@ def _report_save(client: PSClient, pid: int, save: tuple[str, str, Path, int]) -
     taken_s = cpu_s(pid) - before_s
     files = (root / f"step-{step}").iterdir()
     nbytes = sum(path.stat().st_size for path in files)
-    report(
-        Figure(id_, name, "s", "lower"), [seconds], [], "", bytes=nbytes, cpu_s=round(taken_s, 3)
-    )
+    report(Figure(id_, name, "s", "lower"), [seconds], bytes=nbytes, cpu_s=round(taken_s, 3))
 
 
 def _restore(root: Path, size: _Size) -> None:
@@ -182,19 +174,13 @@ def _restore(root: Path, size: _Size) -> None:
         seconds = time.perf_counter() - begun_s
         taken_s = cpu_s(group.pids[0])
     name = f"start and restore of {sum(size.rows.values()):,} rows"
-    report(Figure("P24r", name, "s", "lower"), [seconds], [], "", cpu_s=round(taken_s, 3))
+    report(Figure("P24r", name, "s", "lower"), [seconds], cpu_s=round(taken_s, 3))
 
 
 def main() -> None:
     """Print the figures."""
-    num_large, given = NUM_LARGE, list(sys.argv)
-    if "--rows" in sys.argv:
-        at = sys.argv.index("--rows")
-        num_large = int(sys.argv[at + 1])
-        del sys.argv[at : at + 2]
-    args = parse_arguments(__doc__, REPEATS)
-    sys.argv = given
-    size = _Size({LARGE: num_large, SMALL: NUM_SMALL}, NUM_IDS, STEPS)
+    args = parse_arguments(__doc__, REPEATS, {"--rows": {"type": int, "default": NUM_LARGE}})
+    size = _Size({LARGE: args.rows, SMALL: NUM_SMALL}, NUM_IDS, STEPS)
     if args.toy:
         size = _Size({LARGE: 3000, SMALL: 1000}, 200, 1)
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
@@ -202,7 +188,7 @@ def main() -> None:
         nbytes = min(nbytes, nbytes // 2 + 2 * GIVEN_BEFORE_BYTES)
         floor = MemoryFloor(max(size.rows.values()), DIM, nbytes)
         floors_ms = floor.lookups_ms(list(size.rows.values()), size.ids)
-        with server_group() as group, _worker(group) as client:
+        with server_group() as group, group.client() as client:
             client.seed(MANIFEST, {})
             _create(client, group.pids[0], size, floor)
             floor.close()

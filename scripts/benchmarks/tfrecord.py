@@ -27,6 +27,7 @@ from feeding.formats.tfrecord.source import TFRecordSource
 from feeding.reading.reader import DirectReader
 from scripts.benchmarks.harness import Figure, interleave, parse_arguments, report, timed
 from scripts.benchmarks.reference import tf_records
+from tfos.bench.reference import tensorflow_apply
 
 BATCH_ROWS = 512
 WIDE = {"pixels": Feature("float32", (784,)), "label": Feature("int64")}
@@ -85,7 +86,7 @@ def measure(path: Path, name: str, columns: dict[str, Feature], args: Any) -> No
 
 def main() -> None:
     args = parse_arguments(__doc__, repeats=7)
-    tf_records.use_one_thread()
+    tensorflow_apply.use_one_thread()
     with tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory:
         for name, columns, count in CASES:
             args.rows = count // 100 if args.toy else count

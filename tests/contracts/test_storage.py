@@ -30,18 +30,14 @@ ON_HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 QUICK = FileSystemConfig(call_timeout_s=10, patience_s=60)
 
 
-def place(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["local", ON_HDFS, "memory"])
+def root(request: pytest.FixtureRequest) -> str:
     name = secrets.token_hex(4)
     if request.param == "hdfs":
         return f"{request.getfixturevalue('hdfs').url}/{name}"
     if request.param == "memory":
         return f"memory://{name}/saves"
     return str(request.getfixturevalue("tmp_path") / name)
-
-
-@pytest.fixture(params=["local", ON_HDFS, "memory"])
-def root(request) -> str:
-    return place(request)
 
 
 @pytest.fixture

@@ -100,12 +100,6 @@ class ControlBed:
         self.clients.append(client)
         return client
 
-    @staticmethod
-    def connect(
-        address: str, cluster_id: str, node: NodeId, credentials: TlsCredentials
-    ) -> ControlClient:
-        return ControlClient(address, cluster_id, node, credentials)
-
     def close(self) -> None:
         for client in self.clients:
             client.close()

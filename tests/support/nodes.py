@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import os
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -123,16 +122,10 @@ class NodeBed:
         )
 
     def task(self, *, hold_slot: bool = True, attempt: int = 0) -> NodeTask:
-        return NodeTask(
-            hold_slot=hold_slot,
-            first_attempt=attempt,
-        )
+        return NodeTask(hold_slot=hold_slot, first_attempt=attempt)
 
     def start(self, bundle: NodeBundle, *, hold_slot: bool = True, attempt: int = 0) -> NodeRun:
-        return self.start_task(self.task(hold_slot=hold_slot, attempt=attempt), bundle)
-
-    def start_task(self, task: NodeTask, bundle: NodeBundle) -> NodeRun:
-        return NodeRun(task, bundle)
+        return NodeRun(self.task(hold_slot=hold_slot, attempt=attempt), bundle)
 
     def registered(self, name: str, attempt: int = 0) -> messages.Register:
         def matches(kind: str, value: Any) -> bool:
@@ -265,18 +258,6 @@ def pickle_by_value(main_fun: Callable[[Any, Any], Any], args: Any) -> bytes:
         return pickled
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-
-
-def exited(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def send_signal(pid: int, number: signal.Signals) -> None:
-    os.kill(pid, number)
 
 
 @pytest.fixture

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.server.listener import Listener
+from tests.support.ps_cluster import WAIT_S, run_all
 from tests.support.rpc import over_tls
 from tfos.collectives.group import RankGroup, RankPeer
 from tfos.collectives.offers import Offers
 
 CREDENTIALS = Credentials("collectives", b"k" * 32)
-JOIN_S = 60.0
 
 
 class Ranks:
@@ -55,21 +55,8 @@ class Ranks:
 
     def run(self, function: Callable[[RankGroup], Any]) -> list[Any]:
         """Call it on every rank at once; returns results or errors in rank order."""
-        found: list[Any] = [None] * len(self.groups)
-
-        def one(rank: int) -> None:
-            try:
-                found[rank] = function(self.groups[rank])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                found[rank] = error
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(found))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(JOIN_S)
-        assert not any(thread.is_alive() for thread in threads)
-        return found
+        works = [partial(function, group) for group in self.groups]
+        return run_all(*works, timeout_s=WAIT_S * len(works))
 
     def leave(self, rank: int) -> None:
         """End one rank as a process does."""

@@ -13,7 +13,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from rpc.client.connection import Buffer, Connection, PendingCall, Reply, connec
 from rpc.endpoint import Endpoint
 from rpc.errors import RpcError
 from rpc.limits import Limits
+from rpc.process_stat import resident_bytes
 from rpc.server.listener import Call, Listener
 from rpc.transport.gmac_stream import SealedStream
 from rpc.transport.shm_stream import SharedStream, share
@@ -76,18 +76,13 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def rss_bytes() -> int:
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @contextlib.contextmanager
 def little_memory(limit_bytes: int = 1 << 20) -> Iterator[None]:
     """Fail if more memory is taken at any moment, even if it is given back or never touched.
 
     The resident size must not grow by more either, but it hides what is allocated and not used.
     """
-    before = rss_bytes()
+    before = resident_bytes(os.getpid())
     tracemalloc.start()
     try:
         yield
@@ -95,7 +90,7 @@ def little_memory(limit_bytes: int = 1 << 20) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert peak_bytes < limit_bytes, f"{peak_bytes} bytes were allocated at once"
-    grown = rss_bytes() - before - tracemalloc.get_tracemalloc_memory()
+    grown = resident_bytes(os.getpid()) - before - tracemalloc.get_tracemalloc_memory()
     assert grown < limit_bytes, f"resident memory grew by {grown} bytes"
 
 

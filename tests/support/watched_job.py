@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 import msgspec
+import pytest
 
 from ps.stats.server_stats import ServerStats
 from rpc.endpoint import Endpoint
@@ -93,6 +95,13 @@ class WatchedJob:
         number = self.wait_for_order()
         saved = messages.SavedNow(number, **fields)  # type: ignore[arg-type]
         report_to(self.coordinator, node_id("worker:0"), saved)
+
+
+@pytest.fixture
+def bed() -> Iterator[WatchedJob]:
+    made = WatchedJob()
+    yield made
+    made.coordinator.close()
 
 
 def server_stats() -> bytes:

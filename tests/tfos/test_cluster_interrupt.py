@@ -33,13 +33,6 @@ def _pythons_own_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture
-def spark() -> Iterator[FakeSpark]:
-    made = FakeSpark()
-    yield made
-    made.close()
-
-
 def _reserve(spark: FakeSpark) -> TFCluster:
     return TFCluster.reserve(spark, 3, 1, input_mode=InputMode.SPARK, config=CONFIG)
 

@@ -32,9 +32,9 @@ import psutil
 from ps.client.client import PSClient
 from ps.client.saving.saver import SaveOptions
 from ps.manifest.manifest import Adagrad, Adam, GroupSpec, Hyper, Manifest, ParamSpec, TableSpec
-from rpc.auth.handshake import Identity, Role
+from rpc.auth.handshake import Role
 from tfos.bench.harness import Bench, Figure, timed
-from tfos.bench.servers import BenchServers, served, server_group
+from tfos.bench.servers import served, server_group
 
 DIM = 16
 REPEATS = 5
@@ -68,8 +68,8 @@ def measure_training(bench: Bench) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="tfos-bench-") as directory,
         server_group() as group,
-        _member(group, Role.WORKER) as client,
-        _member(group, Role.DRIVER) as driver,
+        group.client() as client,
+        group.client(role=Role.DRIVER) as driver,
         ThreadPoolExecutor(1) as beside,
     ):
         spec = GroupSpec("all", "float32", Adam(), (ParamSpec("w", (size,)),))
@@ -113,10 +113,6 @@ class _Part(NamedTuple):
     @property
     def step_s(self) -> float:
         return self.seconds / self.steps
-
-
-def _member(group: BenchServers, role: Role) -> PSClient:
-    return PSClient(group.endpoints, group.credentials, Identity(role, 0), num_workers=1)
 
 
 def _step_of(client: PSClient, size: int) -> Callable[[], None]:

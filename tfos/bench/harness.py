@@ -82,7 +82,20 @@ class Bench:
             reference_name: what the reference is.
             **more: further fields of the line.
         """
-        line = line_of(figure, ours, reference, reference_name, command=self.command, **more)
+        ratio = statistics.median(ours) / statistics.median(reference) if reference else None
+        line = {
+            "id": figure.id,
+            "name": figure.name,
+            "unit": figure.unit,
+            "better": figure.better,
+            "ours": _spread(ours),
+            "reference": {"name": reference_name, **_spread(reference)} if reference else None,
+            "ratio": None if ratio is None else round(ratio, 3),
+            "repeats": len(ours),
+            **more,
+            "command": self.command,
+            "versions": _versions(),
+        }
         self.lines.append(line)
         self.on_line(line)
 
@@ -106,41 +119,6 @@ def timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
-
-
-def line_of(
-    figure: Figure,
-    ours: Sequence[float],
-    reference: Sequence[float],
-    reference_name: str,
-    *,
-    command: str,
-    **more: object,
-) -> Line:
-    """Return one figure as what its JSON line holds.
-
-    Args:
-        figure: its id, name and unit.
-        ours: one number per repeat.
-        reference: one number per repeat; empty: none.
-        reference_name: what the reference is.
-        command: the command that measures it again.
-        **more: further fields of the line.
-    """
-    ratio = statistics.median(ours) / statistics.median(reference) if reference else None
-    return {
-        "id": figure.id,
-        "name": figure.name,
-        "unit": figure.unit,
-        "better": figure.better,
-        "ours": _spread(ours),
-        "reference": {"name": reference_name, **_spread(reference)} if reference else None,
-        "ratio": None if ratio is None else round(ratio, 3),
-        "repeats": len(ours),
-        **more,
-        "command": command,
-        "versions": _versions(),
-    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

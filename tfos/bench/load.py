@@ -86,17 +86,7 @@ def beside_idle(bench: Bench, num_idle: int, num_active: int) -> None:
         ThreadPoolExecutor(num_active) as pool,
         contextlib.ExitStack() as open_clients,
     ):
-        clients = [
-            open_clients.enter_context(
-                PSClient(
-                    group.endpoints,
-                    group.credentials,
-                    Identity(Role.WORKER, rank),
-                    num_workers=num_active,
-                )
-            )
-            for rank in range(num_active)
-        ]
+        clients = [open_clients.enter_context(group.client(rank)) for rank in range(num_active)]
         clients[0].seed(manifest(Add(), NUM_ELEMENTS), {GROUP: values})
         for client in clients:
             client.attach()

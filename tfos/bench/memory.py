@@ -20,10 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.client.client import PSClient
 from ps.manifest.manifest import SGD, Adagrad, Adam, AMSGrad, Hyper, Manifest, RuleConfig, TableSpec
 from ps.optim.rules import rule_of
-from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, manifest
 from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import BenchServers, server_group
@@ -61,7 +59,7 @@ def dense(report: Report, rule: RuleConfig, num_bytes: int) -> None:
     """
     gradient = np.full(num_bytes // 4, 1e-3, np.float32)
     into = np.zeros_like(gradient)
-    with server_group(unix=True) as group, _worker(group) as client:
+    with server_group(unix=True) as group, group.client() as client:
         client.seed(manifest(rule, gradient.size), {GROUP: into})
         client.attach(timeout_s=60)
         for _ in range(PUSHES):
@@ -79,7 +77,7 @@ def table(report: Report, rule: RuleConfig, num_rows: int) -> None:
         num_rows: rows of the table.
     """
     spec = TableSpec(name="rows", dim=DIM, rule=rule)
-    with server_group(unix=True) as group, _worker(group) as client:
+    with server_group(unix=True) as group, group.client() as client:
         client.seed(Manifest(groups=(), tables=(spec,)), {})
         client.attach(timeout_s=60)
         for start in range(0, num_rows, AT_ONCE):
@@ -88,10 +86,6 @@ def table(report: Report, rule: RuleConfig, num_rows: int) -> None:
             client.tables.push({spec.name: (ids, grads)}, hyper=Hyper(0.1))
         what = f"table of {num_rows:,} rows of {DIM}"
         report(group, rule, num_rows * DIM * 4, what)
-
-
-def _worker(group: BenchServers) -> PSClient:
-    return PSClient(group.endpoints, group.credentials, Identity(Role.WORKER, 0), num_workers=1)
 
 
 def _report(bench: Bench, group: BenchServers, rule: RuleConfig, held: int, what: str) -> None:

@@ -22,17 +22,14 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 
-from ps.client.client import PSClient
 from ps.errors import PSError
 from ps.manifest.manifest import Add
-from rpc.auth.handshake import Identity, Role
 from tfos.bench.dense import GROUP, HYPER, MIB, NUM_TENSORS, manifest
 from tfos.bench.harness import Bench, Figure, interleave, timed
 from tfos.bench.reference.tensorflow_ps import tensorflow_peer
 from tfos.bench.servers import server_group
 
 REPEATS = 9
-WORKER = Identity(Role.WORKER, 0)
 PEER = "TensorFlow's ParameterServerStrategy"
 
 
@@ -51,7 +48,7 @@ def run(bench: Bench) -> None:
     with (
         tensorflow_peer(num_bytes, 4 if bench.toy else NUM_TENSORS) as peer,
         server_group(unix=True) as group,
-        PSClient(group.endpoints, group.credentials, WORKER, num_workers=1) as client,
+        group.client() as client,
     ):
         sides = ((os.getpid(), *group.pids), peer.pids)
         client.seed(manifest(Add(), gradient.size), {GROUP: into})

@@ -23,11 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ps.client.client import PSClient
 from ps.errors import PSError
 from ps.manifest.manifest import SGD, GroupSpec, Hyper, Manifest, ParamSpec
 from ps.stats.server_stats import ServerStats
-from rpc.auth.handshake import Identity, Role
+from rpc.auth.handshake import Role
 from tfos.bench.harness import Bench, Figure
 from tfos.bench.servers import BenchServers, server_group
 
@@ -71,9 +70,7 @@ def train(group: BenchServers, work: Work, rank: int, answers: Any) -> None:
     """
     gradient = {GROUP: np.full(work.num_elements, 1e-3, np.float32)}
     values = {GROUP: np.zeros(work.num_elements, np.float32)}
-    identity = Identity(Role.WORKER, rank)
-    client = PSClient(group.endpoints, group.credentials, identity, num_workers=work.num_workers)
-    with client:
+    with group.client(rank) as client:
         if rank == 0:
             client.seed(work.manifest(), values)
         client.attach()
@@ -111,10 +108,7 @@ def trained(work: Work, num_servers: int = 1) -> tuple[float, list[ServerStats]]
                 worker.join(WAIT_S)
             if any(worker.exitcode for worker in workers):
                 raise PSError(f"workers ended with {[worker.exitcode for worker in workers]}")
-            driver = Identity(Role.DRIVER, 0)
-            with PSClient(
-                group.endpoints, group.credentials, driver, num_workers=work.num_workers
-            ) as client:
+            with group.client(role=Role.DRIVER) as client:
                 stats = client.stats()
         finally:
             for worker in workers:

@@ -37,6 +37,12 @@ class BenchServers:
     endpoints: tuple[Endpoint, ...]
     credentials: Credentials
     pids: tuple[int, ...]
+    num_workers: int
+
+    def client(self, rank: int = 0, role: Role = Role.WORKER) -> PSClient:
+        """Return a new client: a worker of this rank, or the driver."""
+        identity = Identity(role, rank)
+        return PSClient(self.endpoints, self.credentials, identity, num_workers=self.num_workers)
 
 
 @contextlib.contextmanager
@@ -81,36 +87,19 @@ def server_group(
                 for rank in range(num_servers)
             ]
             endpoints = tuple(_announced(process) for process in places)
-            yield BenchServers(endpoints, credentials, tuple(process.pid for process in places))
-
-
-@contextlib.contextmanager
-def server(
-    *, num_workers: int = 1, unix: bool = False, protection: Protection = "header"
-) -> Iterator[tuple[Endpoint, Credentials]]:
-    """Start one server as `server_group` does and yield where it is.
-
-    Args:
-        num_workers: number of workers that the server waits for.
-        unix: also listen on a Unix socket.
-        protection: protection of the connections.
-    """
-    with server_group(num_workers=num_workers, unix=unix, protection=protection) as group:
-        yield group.endpoints[0], group.credentials
+            pids = tuple(process.pid for process in places)
+            yield BenchServers(endpoints, credentials, pids, num_workers)
 
 
 @contextlib.contextmanager
 def served(*, unix: bool = False, protection: Protection = "header") -> Iterator[PSClient]:
-    """Start a server as `server` does and yield its only worker; both end with the block.
+    """Start a server as `server_group` does and yield its only worker; both end with the block.
 
     Args:
         unix: connect by the Unix socket.
         protection: the connection's protection.
     """
-    with (
-        server(unix=unix, protection=protection) as (endpoint, credentials),
-        PSClient([endpoint], credentials, Identity(Role.WORKER, 0), num_workers=1) as client,
-    ):
+    with server_group(unix=unix, protection=protection) as group, group.client() as client:
         yield client
 
 
@@ -122,8 +111,8 @@ def served_for(bench: Bench) -> Iterator[PSClient]:
         with served() as client:
             yield client
         return
-    identity = Identity(Role.WORKER, 0)
-    with PSClient(given.endpoints, given.credentials, identity, num_workers=1) as client:
+    group = BenchServers(given.endpoints, given.credentials, pids=(), num_workers=1)
+    with group.client() as client:
         yield client
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from ps.client.tables import TableClient
 from ps.manifest.manifest import Adagrad, Hyper, Manifest, TableSpec
 from ps.tables.routing import Router
 from ps.tables.table import Table
@@ -105,31 +104,6 @@ def update(table: Table, ids: Array, grads: Array) -> None:
             table.push(at, ids[own], grads[own], HYPER)
 
 
-def step_over(tables: TableClient, ids: Array, grads: Array) -> None:
-    """The step of a worker.
-
-    Args:
-        tables: a client's tables.
-        ids: [n] int64, may repeat.
-        grads: [n, dim] float32.
-    """
-    routed = tables.route({SPEC.name: ids})
-    tables.lookup(routed)
-    tables.push({SPEC.name: (routed[SPEC.name], grads)}, hyper=HYPER)
-
-
-def all_steps(step: Callable[[Array, Array], None], batches: list[Array], grads: Array) -> None:
-    """Make one step with each batch.
-
-    Args:
-        step: takes ids and gradients.
-        batches: [n] int64 each.
-        grads: [n, dim] float32.
-    """
-    for ids in batches:
-        step(ids, grads)
-
-
 def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
     """P06.
 
@@ -143,15 +117,17 @@ def over_tcp(bench: Bench, num_ids: int, batch_size: int, steps: int) -> None:
     local = InProcess()
     ours, reference = zipf_batches(num_ids, batch_size), zipf_batches(num_ids, batch_size)
 
-    def repeat(step: Callable[[Array, Array], None], batches: Iterator[Array]) -> float:
+    def repeat(step: Callable[[Array, Array], object], batches: Iterator[Array]) -> float:
         taken = list(itertools.islice(batches, steps))
-        return timed(lambda: all_steps(step, taken, grads))
+        return timed(lambda: [step(ids, grads) for ids in taken])
 
     with served_for(bench) as client:
         client.seed(Manifest(groups=(), tables=(SPEC,)), {})
 
         def over(ids: Array, given: Array) -> None:
-            step_over(client.tables, ids, given)
+            routed = client.tables.route({SPEC.name: ids})
+            client.tables.lookup(routed)
+            client.tables.push({SPEC.name: (routed[SPEC.name], given)}, hyper=HYPER)
 
         for _ in range(NUM_BATCHES):  # all rows are there afterwards
             repeat(over, ours), repeat(local.step, reference)

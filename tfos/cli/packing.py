@@ -6,10 +6,12 @@ Runs in: its own process, on a host like the executors'.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +50,7 @@ def pack(
     choices = Choices(kept=tuple(keep or ()), left_out=tuple(leave_out or ()), level=level)
     begun_s = time.monotonic()
     try:
-        with _Bar() as progress:
+        with _bar() as progress:
             packed = pack_environment(output.absolute(), choices, progress)
     except (TFOSError, OSError) as error:
         fail(str(error), keep="\n\t")  # with the last lines of a process
@@ -83,36 +85,30 @@ def summary(output: Path, packed: Packed, took_s: float) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-class _Bar:
-    """A bar of the bytes written; a plain line per step where there is no terminal."""
+@contextlib.contextmanager
+def _bar() -> Iterator[PackProgress]:
+    """Show a bar of the bytes written; a plain line per step where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    def __enter__(self) -> PackProgress:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from tfos.pack.packing import PackProgress
 
-        from tfos.pack.packing import PackProgress
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("", total=None)
 
-        console = Console(stderr=True)
-        columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        task = self._bar.add_task("", total=None)
+    def on_step(text: str) -> None:
+        bar.update(task, description=text)
+        if not console.is_terminal:
+            sys.stderr.write(f"tfos | {text}\n")
 
-        def on_step(text: str) -> None:
-            self._bar.update(task, description=text)
-            if not console.is_terminal:
-                sys.stderr.write(f"tfos | {text}\n")
-
-        self._bar.start()
-        return PackProgress(
+    with bar:
+        yield PackProgress(
             on_step,
-            lambda total: self._bar.update(task, total=total),
-            lambda count: self._bar.update(task, advance=count),
+            lambda total: bar.update(task, total=total),
+            lambda count: bar.update(task, advance=count),
         )
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
 
 def _size(count: int) -> str:

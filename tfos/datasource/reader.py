@@ -1,6 +1,6 @@
 """Reader for Spark: which task gets which bytes, and records as Arrow batches.
 
-Covers: RecordFilesReader and its partitions.
+Covers: RecordFilesReader, and which files each partition has.
 Does not: list files (tfos.datasource.listing), decode records (feeding.formats.tfrecord.to_arrow).
 Runs in: `partitions` on the driver's host, `read` on executors.
 """
@@ -46,13 +46,6 @@ class FileRange:
     values: tuple[Any, ...]
 
 
-class FilePartition(InputPartition):  # type: ignore[misc]  # pyspark is untyped
-    """The part of the files that one task reads."""
-
-    def __init__(self, ranges: Sequence[FileRange]) -> None:
-        super().__init__(tuple(ranges))
-
-
 class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     """See pyspark's DataSourceReader.
 
@@ -73,7 +66,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planned": []}  # no task needs the other tasks' files
 
-    def partitions(self) -> list[FilePartition]:
+    def partitions(self) -> list[InputPartition]:
         """Return about equal parts of the files' bytes."""
         return self._planned
 
@@ -104,7 +97,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
                         in_order = [columns[name] for name in self._schema.names]
                         yield pa.RecordBatch.from_arrays(in_order, schema=schema)
 
-    def _plan(self, listing: Listing) -> list[FilePartition]:
+    def _plan(self, listing: Listing) -> list[InputPartition]:
         ranges = [
             FileRange(
                 split,
@@ -118,7 +111,7 @@ class RecordFilesReader(DataSourceReader):  # type: ignore[misc]  # pyspark is u
             for file, said in zip(listing.files, listing.values, strict=True)
             for split in split_file(file, self._options.partition_bytes)
         ]
-        return [FilePartition(part) for part in pack(ranges, self._options.partition_bytes)]
+        return [InputPartition(tuple(part)) for part in pack(ranges, self._options.partition_bytes)]
 
     def _value(self, name: str, said: str | None, path: str) -> Any:
         field = self._schema[name]

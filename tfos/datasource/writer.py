@@ -88,11 +88,8 @@ class RecordFilesWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark
         number = task.partitionId() if task is not None else 0
         suffix = ".tfrecord.gz" if self._options.gzip else ".tfrecord"
         encode = _encoder(arrow_schema(self._data), self._options)
-        with contextlib.ExitStack() as stack:
-            name = f"part-{number:05d}-{self._job.job_id}.c{{:03d}}{suffix}"
-            files = stack.enter_context(
-                contextlib.closing(TaskFiles(self._job.attempt(), name, self._options.gzip))
-            )
+        name = f"part-{number:05d}-{self._job.job_id}.c{{:03d}}{suffix}"
+        with contextlib.closing(TaskFiles(self._job.attempt(), name, self._options.gzip)) as files:
             for batch in iterator:
                 for directory, rows in by_directory(batch, self._options.partition_by):
                     files.append(directory, encode(rows))

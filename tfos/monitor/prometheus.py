@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
@@ -54,29 +54,6 @@ CLUSTER_GAUGES: Fields = {
     "cluster_running": ("is_running", "1 while the cluster runs"),
     "cluster_lost_nodes": ("lost_nodes", "Workers that are lost while the others go on"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    is_up: bool
-    silent_s: float
-    rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    steps: float
-    compute_s: float
-    feed_s: float
-    lookup_s: float
-    pull_s: float
-    push_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    is_running: bool
-    lost_nodes: int
 
 
 class ClusterPage:
@@ -142,8 +119,8 @@ class ClusterPage:
         feeds = [((each.name, feed.feed), feed) for each in state.workers for feed in each.feeds]
         beats = [each.heartbeat for each in state.servers]
         lost = sum(each.status is NodeStatus.LOST for each in members)
-        is_running = state.phase.name == "RUNNING"
-        cluster = [((self._cluster_id,), _Cluster(is_running, lost))]
+        running = SimpleNamespace(is_running=state.phase.name == "RUNNING", lost_nodes=lost)
+        cluster = [((self._cluster_id,), running)]
 
         def servers() -> Iterator[Metric]:
             counters = [stragglers.server_counters(beat) for beat in beats]
@@ -159,16 +136,15 @@ class ClusterPage:
         ]
 
 
-def _node(member: Member, now_s: float) -> _Node:
+def _node(member: Member, now_s: float) -> SimpleNamespace:
     beat = member.heartbeat
-    return _Node(
+    return SimpleNamespace(
         is_up=member.is_live,
         silent_s=max(0.0, now_s - member.heard_s) if member.attempt >= 0 else 0.0,
         rss_bytes=beat.rss_bytes if beat is not None else 0,
     )
 
 
-def _worker(member: Member) -> _Worker:
-    progress = member.progress
-    names = ("steps", "compute_s", "feed_s", "lookup_s", "pull_s", "push_s")
-    return _Worker(*(progress.get(name, 0.0) for name in names))
+def _worker(member: Member) -> SimpleNamespace:
+    names = (name for name, _ in WORKER_COUNTERS.values())
+    return SimpleNamespace(**{name: member.progress.get(name, 0.0) for name in names})

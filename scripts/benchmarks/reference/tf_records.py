@@ -9,13 +9,6 @@ if TYPE_CHECKING:
     from feeding.formats.tfrecord.example import Feature
 
 
-def use_one_thread() -> None:
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-
-
 def read(path: str, columns: dict[str, tuple[Any, str]], batch_rows: int) -> int:
     """Read the file into numpy batches; returns how many rows it had."""
     import tensorflow as tf

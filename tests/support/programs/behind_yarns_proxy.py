@@ -11,8 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 from tests.support.programs.trains_on_yarn import main_fun
@@ -84,16 +83,6 @@ class Tracked:
         self._client.stop()
 
 
-@contextmanager
-def tracked(sc: Any, url: str) -> Iterator[Tracked]:
-    """Give YARN's proxy something to forward to."""
-    made = Tracked(sc, url)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def ask_for_page(through: Tracked, query: str) -> dict[str, Any]:
     """Return what the page answers through the proxy."""
     status, headers, text = through.ask(f"/?{query}")
@@ -136,7 +125,7 @@ def main() -> None:
             assert page is not None
             assert board is not None
             url, _, query = page.partition("?")
-            with tracked(sc, url) as through:
+            with closing(Tracked(sc, url)) as through:
                 told: dict[str, Any] = {"page": ask_for_page(through, query)}
                 through.lead_to(board)
                 told["tensorboard"] = ask_for_tensorboard(through)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import threading
@@ -26,7 +27,7 @@ from ps.manifest.manifest import Hyper
 from scripts.local_hdfs.cluster import LocalHdfs
 from tests.support.counted_pushes import push_until_told
 from tests.support.keras_training import serving
-from tests.support.nodes import NodeBed, send_signal
+from tests.support.nodes import NodeBed
 from tests.support.ps_cluster import ADD, Cluster, cluster, filled, make_manifest, random_arrays
 from tests.support.tables import ones, table, with_tables
 from tests.support.waiting import wait_until
@@ -349,7 +350,7 @@ def test_a_killed_server_of_a_cluster_goes_on_from_hdfs(
     bed.release("ps:0", "worker:0")
     storage = PATIENT(directory)
     wait_until(lambda: latest(storage) is not None, "the first checkpoint", 60.0)
-    send_signal(bed.child_pid("ps:0"), signal.SIGKILL)
+    os.kill(bed.child_pid("ps:0"), signal.SIGKILL)
     assert bed.event("ps:0", messages.Restarted).count == 1
     bed.event("ps:0", messages.UpdatesLost)
     beat = bed.heartbeat("worker:0", lambda beat: beat.progress.get("steps", 0) > 0)

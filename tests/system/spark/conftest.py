@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.spark_masters import (
     MASTERS,
@@ -56,6 +57,14 @@ def spark(
         stack.callback(sc.stop)
         await_executors(sc, executors)
         yield sc
+
+
+@pytest.fixture(scope="module")
+def sql(spark: Any) -> Any:
+    """A session with several batches to a partition."""
+    session = SparkSession(spark).newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "23")
+    return session
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,7 +2,6 @@
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError, SettingsError
@@ -47,13 +46,6 @@ def frame_of(sql, how, num_rows=NUM_ROWS, partitions=4):
         "map(id, id) as unfed",
         "if(id % 3 = 0, null, 'name') as missing",
     )
-
-
-@pytest.fixture(scope="module")
-def sql(spark):
-    session = SparkSession(spark).newSession()
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "23")
-    return session
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ Spark's threads are enough: each further Python worker of executors would load T
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from tests.support.saved_linear import saved
 from tfos import predict_column
@@ -26,13 +25,6 @@ def frame_of(sql, num_rows, partitions=1):
     return sql.range(num_rows, numPartitions=partitions).selectExpr(
         "id", "array(float(id), 1f, 2f) as x", "map(id, id) as unfed"
     )
-
-
-@pytest.fixture(scope="module")
-def sql(spark):
-    session = SparkSession(spark).newSession()
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "23")
-    return session
 
 
 def test_a_saved_model_is_a_function_of_columns(sql, saved):

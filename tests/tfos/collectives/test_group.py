@@ -15,7 +15,8 @@ import pytest
 from rpc.client import connection
 from rpc.errors import BusyError, DeadlineExceeded
 from rpc.transport import tls_stream
-from tests.support.rank_threads import JOIN_S, Ranks
+from tests.support.ps_cluster import WAIT_S
+from tests.support.rank_threads import Ranks
 from tfos.collectives import fetching, layout
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.errors import (
@@ -245,7 +246,7 @@ def test_a_used_connection_that_cannot_be_replaced_serves_while_it_is_good(start
     def calls(group: RankGroup) -> float:
         group.allreduce(np.ones(10))
         if group.rank == 2:
-            assert has_left.wait(JOIN_S)
+            assert has_left.wait(WAIT_S)
             stream: Any = group._links._connections[1].stream
             stream._peers_records_left = 100
             assert group._links._connections[1].is_nearly_used

@@ -6,7 +6,6 @@ import queue
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.support.control import ControlBed, RecordingHandler
 from tests.support.waiting import WAIT_S
 from tfos.control import codec, messages
 from tfos.control.authority import ClusterAuthority
+from tfos.control.client import ControlClient
 from tfos.errors import ControlRefused, ControlUnavailable
 from tfos.failure import NodeFailure, NodeId
 from tfos.tls_channel import channel_credentials
@@ -27,13 +27,6 @@ pytestmark = pytest.mark.socket
 REFUSED_S = 0.7
 """An accepted call takes 20 ms; a refused one is tried again until its deadline."""
 NODE = NodeId("worker", 0)
-
-
-@pytest.fixture
-def control() -> Iterator[ControlBed]:
-    bed = ControlBed()
-    yield bed
-    bed.close()
 
 
 def _beat() -> messages.Heartbeat:
@@ -141,7 +134,7 @@ def test_the_cluster_name_in_the_certificate_is_checked_not_only_the_authority(c
     """One authority that signed for two names: a node of the other name is turned away."""
     node = control.client_with(NODE, control.authority.node(NODE.name))
     node.heartbeat(_beat())
-    strange = ControlBed.connect(
+    strange = ControlClient(
         control.address, "another-cluster", NODE, control.authority.node(NODE.name)
     )
     with strange, pytest.raises(ControlUnavailable):

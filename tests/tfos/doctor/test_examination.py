@@ -62,13 +62,6 @@ class PlayedRows:
         return types.SimpleNamespace(collect=collected)
 
 
-@pytest.fixture
-def spark() -> Iterator[FakeSpark]:
-    found = FakeSpark()
-    yield found
-    found.close()
-
-
 def examined(
     spark: FakeSpark, patch: pytest.MonkeyPatch, rows: PlayedRows, **wanted: Any
 ) -> dict[str, PlaceReport]:

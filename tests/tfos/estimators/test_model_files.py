@@ -113,6 +113,12 @@ def fits(monkeypatch):
     return asked
 
 
+def untrained(model_dir, cluster_size=3):
+    """Return an estimator that has no model of this directory yet."""
+    settings = FitSettings(cluster_size=cluster_size)
+    return Estimator(ModelRecipe(content=b"first"), {}, settings, str(model_dir))
+
+
 def made(config, batch_size):
     """Stand for a function of data."""
 
@@ -126,14 +132,13 @@ def told_of_epochs(epochs=1):
 def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
     (tmp_path / "runs").mkdir()
     runs = tmp_path / "runs"
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    estimator = untrained(runs)
     estimator.fit(made, callbacks=None)
     estimator.fit(made)
     model_files.write_model(str(tmp_path / "m.keras"), loaded := keras_file(None))
     estimator.load(str(tmp_path / "m.keras"))
     estimator.fit(made)
-    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    other = untrained(runs)
     other.load_latest_checkpoint()
     other.fit(made)
     found = [(content, Path(each.checkpoint_dir).name, each.resume) for content, each in fits]
@@ -143,7 +148,7 @@ def test_a_fit_goes_on_from_the_state_that_was_asked_for(tmp_path, fits):
         (loaded, "servers-00003", False),
         (b"model 3", "servers-00003", True),
     ]
-    alone = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(), str(runs))
+    alone = untrained(runs, 1)
     with pytest.raises(SettingsError, match="has the state of parameter servers; continue with"):
         alone.load_latest_checkpoint()
 
@@ -161,8 +166,7 @@ def test_a_state_without_a_model_asks_for_that_of_the_fit_that_was_interrupted(t
 
 def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
     saved(tmp_path / "servers-00001")
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
     estimator.load_latest_checkpoint()
     for ask in (
         lambda: estimator.evaluate(made),
@@ -180,8 +184,7 @@ def test_a_state_that_is_in_no_model_yet_answers_nothing(tmp_path, fits):
 def test_a_state_that_cannot_be_read_for_a_moment_is_not_one_of_a_fit_that_did_not_end(
     tmp_path, fits, monkeypatch
 ):
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
     saved(tmp_path / "servers-00001")
 
     def refused(*_: object) -> int:
@@ -197,8 +200,7 @@ def test_a_state_that_cannot_be_read_for_a_moment_is_not_one_of_a_fit_that_did_n
 @pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "not saved"])
 def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     """A second fit went on in the servers' directory of the first, and was interrupted."""
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
     servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
     estimator.fit(made)
     if is_saved:
@@ -208,7 +210,7 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     assert estimator._trained().content == b"model 1"
     model_files.take_number(str(tmp_path))
     servers.save(tmp_path / "servers-00001", 41)
-    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    other = untrained(tmp_path)
     other.load_latest_checkpoint()
     with pytest.raises(SettingsError, match="is a checkpoint of servers, from a fit that did"):
         other._trained()
@@ -224,8 +226,7 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
     tmp_path, fits, monkeypatch, is_asked_for
 ):
     """Its rows are other ones, for all that is known."""
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
     servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
     estimator.fit(made)
     servers.save(tmp_path / "servers-00001", 40)
@@ -256,8 +257,7 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
 
 
 def test_a_first_fit_that_failed_is_begun_again_unless_told_to_go_on(tmp_path, fits, monkeypatch):
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
 
     def interrupted(*_: object) -> FitResult:
         saved(tmp_path / "servers-00001")
@@ -330,8 +330,7 @@ def resumes_epochs(settings):
 
 def test_a_fit_that_ends_before_its_servers_saved_again_keeps_its_model(tmp_path, fits):
     """Nothing was trained behind it."""
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
     estimator.fit(made)
     saved(tmp_path / "servers-00001")
     model_files.write_fit(str(tmp_path), 1, b"model 1", 1, 40)
@@ -345,8 +344,8 @@ def test_a_fit_whose_model_cannot_be_written_keeps_it_and_goes_on_from_it(
     tmp_path, fits, cluster_size
 ):
     """A bare OSError left a user who called again to train for nothing."""
-    settings, runs = FitSettings(cluster_size=cluster_size), tmp_path / "runs"
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(runs))
+    runs = tmp_path / "runs"
+    estimator = untrained(runs, cluster_size)
     estimator.fit(made)
     (runs / "model-00002.json").mkdir()
     text = r"the fit has ended and .* has its model, but model_dir=.*runs took none: .*save\(path\)"
@@ -362,8 +361,7 @@ def test_a_fit_whose_model_cannot_be_written_keeps_it_and_goes_on_from_it(
 @pytest.mark.parametrize("step", [39, 41, None])
 def test_servers_without_a_last_save_are_left_for_the_model(tmp_path, fits, monkeypatch, step):
     """They would go back behind it. A save's number may be above its updates."""
-    settings = FitSettings(cluster_size=3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    estimator = untrained(tmp_path)
 
     def trained(*_: object) -> FitResult:
         if step:
@@ -373,7 +371,7 @@ def test_servers_without_a_last_save_are_left_for_the_model(tmp_path, fits, monk
     with monkeypatch.context() as patch:
         patch.setattr(estimator_module, "fit_made", trained)
         estimator.fit(made)
-    other = Estimator(ModelRecipe(content=b"first"), {}, settings, str(tmp_path))
+    other = untrained(tmp_path)
     other.load_latest_checkpoint()
     for each, number in ((estimator, 2), (other, 3)):
         each.fit(made)

@@ -47,17 +47,6 @@ def test_a_history_is_empty_only_without_epochs_and_prints_from_1():
         "fit 1, epoch 1: loss 0.5; 10 steps in 2.0 s",
         "fit 1, epoch 2: loss 0.25, val_loss 0.75; 12 steps in 1.5 s",
     ]
-    assert (
-        history_of(
-            [
-                EpochTrained(1, 0, {"loss": 0.5}, steps=10, rows=100, seconds=2.0, feed="input"),
-                EpochTrained(
-                    1, 1, {"loss": 0.25, "val_loss": 0.75}, steps=12, rows=100, seconds=1.5
-                ),
-            ]
-        )
-        == EPOCHS
-    )
 
 
 def test_a_notebook_shows_a_table_in_which_names_are_text():

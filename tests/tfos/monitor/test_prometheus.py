@@ -6,7 +6,6 @@ import re
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"
 
 def main_fun(args: Any, ctx: Any) -> None:
     """Never called: nodes are played."""
-
-
-@pytest.fixture
-def spark() -> Iterator[FakeSpark]:
-    made = FakeSpark()
-    yield made
-    made.close()
 
 
 def reserve(spark: FakeSpark, **options: Any) -> TFCluster:

@@ -23,10 +23,18 @@ from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import QueryState, StreamRun
 from tfos.watch.job import STOP_REASON
 
+ENDING: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+
+
+def active_query() -> Any:
+    """Return a query that runs until it is stopped."""
+    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query.stop = lambda: setattr(query, "isActive", False)
+    return query
+
 
 def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_after_an_error():
     query = types.SimpleNamespace(isActive=False, exception=lambda: None)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
     phases = [ClusterPhase.RUNNING, ClusterPhase.RUNNING, ClusterPhase.CLOSED]
     coordinator: Any = types.SimpleNamespace(
         read=lambda look: look(types.SimpleNamespace(phase=phases.pop(0)))
@@ -38,7 +46,7 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
         if len(saves) == 1:
             raise FeedJobError("the disk is full")
 
-    training = StreamTraining(query, QueryState("q"), StreamRun(), coordinator, ending, save)
+    training = StreamTraining(query, QueryState("q"), StreamRun(), coordinator, ENDING, save)
     with pytest.raises(FeedJobError, match="the disk is full"):
         training.stop()
     training.stop()
@@ -50,8 +58,7 @@ def test_a_stop_saves_also_behind_a_query_that_has_ended_by_itself_and_again_aft
 
 def test_an_error_that_was_read_is_no_news_at_the_clusters_end():
     query = types.SimpleNamespace(isActive=False, exception=lambda: ValueError("the source"))
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    training = StreamTraining(query, QueryState("q"), StreamRun(), None, ending, lambda _: None)  # type: ignore[arg-type]
+    training = StreamTraining(query, QueryState("q"), StreamRun(), None, ENDING, lambda _: None)  # type: ignore[arg-type]
     assert training._ended.wait(20)
     settled = [training.is_settled]
     assert str(training.error) == "the source"
@@ -62,16 +69,14 @@ def test_an_error_that_was_read_is_no_news_at_the_clusters_end():
         training.await_end(20)
 
 
-def test_the_clusters_end_waits_for_a_batch_no_longer_than_it_may():
-    bed, run = WatchedJob(), StreamRun()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, lambda _: None)
+def test_the_clusters_end_waits_for_a_batch_no_longer_than_it_may(bed: WatchedJob):
+    run = StreamRun()
+    query = active_query()
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ENDING, lambda _: None)
     with run.batch():
         assert "did not end within 0 s" in str(training.end(0.01))
     query.isActive = False
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
 def trained(fed_epoch: int, loss: float, feed: str = "input") -> EpochTrained:
@@ -103,25 +108,24 @@ def asked_to_stop(
 ) -> StreamTraining:
     """Return a stream without data, of a cluster whose training was asked to stop."""
     bed.coordinator.act(lambda state: state.stop_training(STOP_REASON))
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    query.stop = lambda: setattr(query, "isActive", False)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+    query = active_query()
     state, run = state or QueryState("q"), run or StreamRun()
-    return StreamTraining(query, state, run, bed.coordinator, ending, save)
+    return StreamTraining(query, state, run, bed.coordinator, ENDING, save)
 
 
-def test_a_stop_that_was_asked_for_ends_a_stream_without_data_in_order():
-    bed, saves, run = WatchedJob(), list[str](), StreamRun()
+def test_a_stop_that_was_asked_for_ends_a_stream_without_data_in_order(bed: WatchedJob):
+    saves, run = list[str](), StreamRun()
     training = asked_to_stop(bed, lambda _: saves.append("saved"), run)
     assert training.await_end(20.0)
     assert (training.is_active, training.error, saves) == (False, None, ["saved"])
     assert run.is_stopping  # so Spark's next batch would be held back
     assert training.end() is None
-    bed.coordinator.close()
 
 
-def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_repeated():
-    bed, saves = WatchedJob(), list[str]()
+def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_repeated(
+    bed: WatchedJob,
+):
+    saves = list[str]()
 
     state = QueryState("q", num_unsaved=1)
 
@@ -136,11 +140,10 @@ def test_a_save_that_fails_behind_a_stop_that_was_asked_for_is_told_and_can_be_r
     training.stop()
     assert saves == ["full", "saved"]
     assert training.error is None
-    bed.coordinator.close()
 
 
-def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
-    bed, lost = WatchedJob(), iter([FeedJobError("batch 3 is lost")])
+def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop(bed: WatchedJob):
+    lost = iter([FeedJobError("batch 3 is lost")])
 
     def save(limit_s: float) -> None:
         for error in lost:
@@ -150,7 +153,6 @@ def test_what_a_stop_that_was_asked_for_has_lost_is_told_by_a_later_stop():
     assert training._ended.wait(20)
     with pytest.raises(FeedJobError, match="batch 3 is lost"):
         training.stop()
-    bed.coordinator.close()
 
 
 class ReleasedBeforeStop:
@@ -171,10 +173,10 @@ class ReleasedBeforeStop:
             self.caller.join(20)
 
 
-def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lost():
-    bed, told = WatchedJob(), list[BaseException]()
+def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lost(bed: WatchedJob):
+    told = list[BaseException]()
     saving, may_save = threading.Event(), threading.Event()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+    query = active_query()
 
     def end_query() -> None:
         saving.set()
@@ -191,9 +193,8 @@ def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lo
             told.append(error)
 
     query.stop = end_query
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
     bed.coordinator.act(lambda state: state.stop_training(STOP_REASON))
-    training = StreamTraining(query, QueryState("q"), StreamRun(), bed.coordinator, ending, save)
+    training = StreamTraining(query, QueryState("q"), StreamRun(), bed.coordinator, ENDING, save)
     assert saving.wait(20)
     lock = ReleasedBeforeStop(training._stopping, stop)
     training._stopping = lock  # type: ignore[assignment]
@@ -203,11 +204,10 @@ def test_a_stop_that_waits_for_one_that_was_asked_for_tells_what_that_one_has_lo
     lock.caller.join(20)
     assert [str(each) for each in told] == ["batch 3 is lost"]
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
-def test_the_clusters_end_waits_for_a_stop_that_was_asked_for():
-    bed, saving, may_save = WatchedJob(), threading.Event(), threading.Event()
+def test_the_clusters_end_waits_for_a_stop_that_was_asked_for(bed: WatchedJob):
+    saving, may_save = threading.Event(), threading.Event()
     saves: list[str] = []
 
     def save(limit_s: float) -> None:
@@ -228,7 +228,6 @@ def test_the_clusters_end_waits_for_a_stop_that_was_asked_for():
     may_save.set()
     ends.join(20)
     assert saves == ["saved", "ended"]
-    bed.coordinator.close()
 
 
 def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
@@ -239,10 +238,9 @@ def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
     coordinator: Any = types.SimpleNamespace(
         read=lambda look: look(view), wait=lambda *_: ended.wait(20)
     )
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
     saves: list[str] = []
     training = StreamTraining(
-        query, QueryState("q"), StreamRun(), coordinator, ending, lambda _: saves.append("saved")
+        query, QueryState("q"), StreamRun(), coordinator, ENDING, lambda _: saves.append("saved")
     )
     with pytest.raises(FeedJobError, match=r"query q-1 is still active .* call query\.stop\(\)"):
         training.stop()
@@ -251,8 +249,8 @@ def test_a_stop_says_that_the_query_has_not_ended(monkeypatch):
     ended.set()
 
 
-def test_a_stop_beside_one_that_saves_names_what_it_waits_for():
-    bed, saving, may_save = WatchedJob(), threading.Event(), threading.Event()
+def test_a_stop_beside_one_that_saves_names_what_it_waits_for(bed: WatchedJob):
+    saving, may_save = threading.Event(), threading.Event()
 
     def save(limit_s: float) -> None:
         saving.set()
@@ -269,14 +267,12 @@ def test_a_stop_beside_one_that_saves_names_what_it_waits_for():
     )
     may_save.set()
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
-def test_a_stop_beside_one_that_waits_for_a_batch_names_the_batch():
-    bed, run, waits = WatchedJob(), StreamRun(), threading.Event()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
-    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, lambda _: None)
+def test_a_stop_beside_one_that_waits_for_a_batch_names_the_batch(bed: WatchedJob):
+    run, waits = StreamRun(), threading.Event()
+    query = active_query()
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ENDING, lambda _: None)
     stop = run.stop
 
     def stop_run(timeout_s: float) -> bool:
@@ -284,7 +280,6 @@ def test_a_stop_beside_one_that_waits_for_a_batch_names_the_batch():
         return stop(timeout_s)
 
     run.stop = stop_run  # type: ignore[method-assign]
-    query.stop = lambda: setattr(query, "isActive", False)
     first = threading.Thread(target=training.stop)
     with run.batch():
         first.start()
@@ -293,7 +288,6 @@ def test_a_stop_beside_one_that_waits_for_a_batch_names_the_batch():
             training.stop(0.01)
     first.join(20)
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
 class EndsBefore:
@@ -308,28 +302,24 @@ class EndsBefore:
         return self._lock.acquire(timeout=timeout)
 
 
-def test_a_query_that_ends_by_itself_just_before_its_stop_is_saved():
-    bed, saves = WatchedJob(), list[str]()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+def test_a_query_that_ends_by_itself_just_before_its_stop_is_saved(bed: WatchedJob):
+    saves = list[str]()
+    query = active_query()
     state = QueryState("q", num_unsaved=1)
     training = StreamTraining(
-        query, state, StreamRun(), bed.coordinator, ending, lambda _: saves.append("saved")
+        query, state, StreamRun(), bed.coordinator, ENDING, lambda _: saves.append("saved")
     )
     training._stopping = EndsBefore(training._stopping, query)  # type: ignore[assignment]
     training.stop()
     assert saves == ["saved"]
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
-def test_the_clusters_end_gives_the_save_what_the_batch_has_left_of_its_time():
-    bed, given = WatchedJob(), list[float]()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    query.stop = lambda: setattr(query, "isActive", False)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+def test_the_clusters_end_gives_the_save_what_the_batch_has_left_of_its_time(bed: WatchedJob):
+    given = list[float]()
+    query = active_query()
     training = StreamTraining(
-        query, QueryState("q"), StreamRun(), bed.coordinator, ending, given.append
+        query, QueryState("q"), StreamRun(), bed.coordinator, ENDING, given.append
     )
     began_s = time.monotonic()
 
@@ -342,12 +332,11 @@ def test_the_clusters_end_gives_the_save_what_the_batch_has_left_of_its_time():
     assert training.end(30.0) is None
     assert given[0] < 30.0
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
-def test_spark_takes_no_time_of_the_save_to_end_a_query():
-    bed, has_saved = WatchedJob(), threading.Event()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
+def test_spark_takes_no_time_of_the_save_to_end_a_query(bed: WatchedJob):
+    has_saved = threading.Event()
+    query = active_query()
     in_time: list[bool] = []
 
     def stop() -> None:  # as Spark's: it returns once the thread of the query has ended
@@ -355,27 +344,23 @@ def test_spark_takes_no_time_of_the_save_to_end_a_query():
         in_time.append(has_saved.wait(20))
 
     query.stop = stop
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
     training = StreamTraining(
-        query, QueryState("q"), StreamRun(), bed.coordinator, ending, lambda _: has_saved.set()
+        query, QueryState("q"), StreamRun(), bed.coordinator, ENDING, lambda _: has_saved.set()
     )
     training.stop()
     assert in_time == [True]
     assert training._ended.wait(20)
-    bed.coordinator.close()
 
 
 @pytest.mark.parametrize(
     ("end_s", "saves_behind", "batch_s"),
     [(40.0, True, 30.0), (40.0, False, 40.0), (259_200.0, True, 194_400.0)],
 )
-def test_a_save_keeps_a_quarter_of_the_time_of_the_clusters_end(end_s, saves_behind, batch_s):
-    bed, given, saved = WatchedJob(), list[float](), list[float]()
-    query = types.SimpleNamespace(isActive=True, exception=lambda: None, lastProgress=None)
-    query.stop = lambda: setattr(query, "isActive", False)
-    ending: Any = types.SimpleNamespace(raising=contextlib.nullcontext)
+def test_a_save_keeps_a_quarter_of_the_time_of_the_clusters_end(bed, end_s, saves_behind, batch_s):
+    given, saved = list[float](), list[float]()
+    query = active_query()
     run = StreamRun(saves_behind=saves_behind)
-    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ending, saved.append)
+    training = StreamTraining(query, QueryState("q"), run, bed.coordinator, ENDING, saved.append)
 
     def stop(timeout_s: float) -> bool:
         given.append(timeout_s)
@@ -386,7 +371,6 @@ def test_a_save_keeps_a_quarter_of_the_time_of_the_clusters_end(end_s, saves_beh
     run.stop = is_over  # type: ignore[method-assign]
     training.end(math.inf)
     assert training._ended.wait(20)
-    bed.coordinator.close()
     assert f"within {batch_s:.0f} s" in told
     assert ("kept 25% for the save" in told) is saves_behind
     assert given[0] == pytest.approx(batch_s, abs=5.0)

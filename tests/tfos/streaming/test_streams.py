@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.cluster_states import node_id, report_to
-from tests.support.fake_spark import FakeSpark
-from tests.support.watched_job import WatchedJob
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
@@ -116,13 +113,6 @@ def test_train_refuses_a_stream_with_the_calls_that_train_each_batch_once():
     assert "foreachBatch(cluster.train_batch)" in told
     assert "cluster.train(" not in told
     assert all(hasattr(TFCluster, name) for name in ("stream", "train_batch"))
-
-
-@pytest.fixture
-def spark() -> Iterator[FakeSpark]:
-    made = FakeSpark()
-    yield made
-    made.close()
 
 
 @pytest.mark.socket
@@ -317,8 +307,8 @@ def test_a_save_that_fails_says_whether_spark_waits_for_it(awaited_id, sentence)
         (STOP_REASON, rf"the training was asked to stop \({STOP_REASON}\) and has ended"),
     ],
 )
-def test_a_batch_that_nobody_trains_names_the_stop_that_was_asked_for(stop, sentence):
-    bed, streams = WatchedJob(), calls()._streams
+def test_a_batch_that_nobody_trains_names_the_stop_that_was_asked_for(bed, stop, sentence):
+    streams = calls()._streams
     if stop:
         bed.coordinator.act(lambda state: state.stop_training(stop))
     streams._coordinator = bed.coordinator
@@ -326,22 +316,20 @@ def test_a_batch_that_nobody_trains_names_the_stop_that_was_asked_for(stop, sent
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
     with pytest.raises(FeedJobError, match=rf"batch 7 was not trained: {sentence}"):
         streams._train_once(QueryState("q", last_id=6, is_known=True), request, 7)
-    bed.coordinator.close()
 
 
-def test_no_stream_begins_behind_a_stop_that_was_asked_for():
-    bed, cluster, frame = WatchedJob(), calls(), Frame()
+def test_no_stream_begins_behind_a_stop_that_was_asked_for(bed):
+    cluster, frame = calls(), Frame()
     bed.coordinator.act(lambda state: state.end_streams("server.stop() was called"))
     cluster._streams._coordinator = bed.coordinator
     with pytest.raises(PhaseError, match=r"stream\(\) comes after a stop .*server.stop\(\) was"):
         cluster.stream(frame)
     assert not frame.started
-    bed.coordinator.close()
 
 
 @pytest.mark.parametrize("has_handle", [False, True])
-def test_a_query_without_a_handle_trains_no_batch_behind_a_stop_that_was_asked_for(has_handle):
-    bed, streams, trained_ids = WatchedJob(), calls()._streams, list[int]()
+def test_a_query_without_a_handle_trains_no_batch_behind_a_stop_that_was_asked_for(bed, has_handle):
+    streams, trained_ids = calls()._streams, list[int]()
     properties = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
     streams._sc = SimpleNamespace(getLocalProperty=properties.get)
     streams._coordinator = bed.coordinator
@@ -363,17 +351,15 @@ def test_a_query_without_a_handle_trains_no_batch_behind_a_stop_that_was_asked_f
         with pytest.raises(StreamFailed, match=sentence):
             streams.train_batch(request, None, 7)
     assert trained_ids == [6, 7][: 1 + has_handle]
-    bed.coordinator.close()
 
 
-def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again():
-    bed, streams = WatchedJob(), calls()._streams
+def test_what_a_chief_that_has_returned_saved_last_is_not_ordered_again(bed):
+    streams = calls()._streams
     report_to(bed.coordinator, node_id("worker:0"), Done(()))
     streams._coordinator = bed.coordinator
     streams._ending = SimpleNamespace(raise_failure=lambda: None)  # type: ignore[assignment]
     streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=5)
     streams._save(QueryState("q", feed="input", last_id=6, num_unsaved=2))
-    bed.coordinator.close()
 
 
 def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
@@ -393,9 +379,9 @@ def test_a_save_that_shutdown_cuts_short_names_the_timeout_of_shutdown():
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_may_take(ends):
+def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_may_take(bed, ends):
     """The chief saves the best checkpoint before it tells the metrics of an epoch."""
-    bed, streams, waits = WatchedJob(), calls()._streams, list[float]()
+    streams, waits = calls()._streams, list[float]()
     warned: list[str] = []
     chief = node_id("worker:0")
     report_to(bed.coordinator, chief, FitReading("input"))
@@ -414,7 +400,7 @@ def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_m
 
     state = trained((4, 10))
     state.num_unsaved = 0  # its own save was behind it
-    bed.coordinator.wait = wait  # type: ignore[method-assign,assignment]
+    bed.coordinator.wait = wait
     streams._save_last(state, 600.0, math.inf)
     assert waits == [plan.limit_s]
     assert plan.limit_s > 7200.0
@@ -424,7 +410,6 @@ def test_the_end_of_a_stream_waits_for_its_last_epoch_as_long_as_the_best_save_m
         streams._save_last(state, 600.0, 5.0)
         assert waits[1] <= 5.0
         assert "metrics of batch 4 are not in the handle's history yet" in warned[0]
-    bed.coordinator.close()
 
 
 @pytest.mark.parametrize(("every_batches", "saves_behind"), [(0, True), (1, False), (9, True)])

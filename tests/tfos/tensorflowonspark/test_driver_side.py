@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from rpc.auth.certificates import TlsCredentials
-from tests.support.fake_spark import FakeSpark
 from tfos import InputMode, TFCluster
 from tfos.control import messages
 from tfos.control.client import ControlClient
@@ -27,16 +26,16 @@ from tfos.watch import operator, ticket
 pytestmark = pytest.mark.socket
 
 
-@pytest.fixture
-def spark():
-    made = FakeSpark()
-    yield made
-    made.close()
-
-
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def cluster(spark, _own_cache):
+    reserved = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+    yield reserved
+    reserved.abort()
 
 
 def nothing(args, ctx):
@@ -82,8 +81,7 @@ def test_the_attributes_of_a_running_cluster(spark):
     assert cluster.server.done
 
 
-def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+def test_another_process_of_the_user_stops_the_stream(cluster, tmp_path):
     address = cluster.cluster_meta["server_addr"]
     client = reservation.Client(address)
     with pytest.raises(SettingsError, match="no cluster of this user reads a stream at"):
@@ -100,57 +98,46 @@ def test_another_process_of_the_user_stops_the_stream(spark, tmp_path):
 
 
 @pytest.mark.attack("A15")
-def test_a_streams_ticket_does_nothing_but_stop_the_stream(spark):
+def test_a_streams_ticket_does_nothing_but_stop_the_stream(cluster):
     """It lies in the home directory, which other hosts may share."""
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     answered = {}
-    try:
-        stream_stop.publish(cluster._reserved)
-        [found] = ticket.read_streams(cluster.cluster_meta["server_addr"][1])
-        with operator.Operator(found) as holder:
-            for what in ("status", "log", "save", "stop"):
-                with contextlib.suppress(ControlRefused):
-                    answered[what] = holder.ask(messages.Ask(what, node="worker:0"))
-        is_stopped = cluster._coordinator.read(lambda state: bool(state.training_stop))
-    finally:
-        cluster.abort()
+    stream_stop.publish(cluster._reserved)
+    [found] = ticket.read_streams(cluster.cluster_meta["server_addr"][1])
+    with operator.Operator(found) as holder:
+        for what in ("status", "log", "save", "stop"):
+            with contextlib.suppress(ControlRefused):
+                answered[what] = holder.ask(messages.Ask(what, node="worker:0"))
     assert answered == {}
-    assert not is_stopped
+    assert not cluster._coordinator.read(lambda state: state.training_stop)
 
 
-def test_a_ticket_of_another_cluster_stops_nothing(spark, monkeypatch):
-    first = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+def test_a_ticket_of_another_cluster_stops_nothing(spark, cluster, monkeypatch):
     second = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = second.cluster_meta["server_addr"]
-    left("other", port, first._reserved.keys.authority.node(OPERATOR_NAME))
+    left("other", port, cluster._reserved.keys.authority.node(OPERATOR_NAME))
     monkeypatch.setattr(operator, "_ASK_S", 0.5)
     with pytest.raises(ControlError):
         operator.end_streams("127.0.0.1", port)
     assert not second.server.done
-    first.abort()
     second.abort()
 
 
-def test_a_node_may_not_stop_streams(spark):
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
+def test_a_node_may_not_stop_streams(cluster):
     settings = cluster._reserved.settings
     _, port = cluster.cluster_meta["server_addr"]
     left(settings.cluster_id, port, cluster._reserved.keys.authority.node("worker:0"))
     with pytest.raises(ControlRefused, match="'worker:0' may not ask"):
         operator.end_streams("127.0.0.1", port)
     assert not cluster.server.done
-    cluster.abort()
 
 
-def test_a_cache_that_others_can_write_holds_no_ticket(spark, tmp_path, capsys):
+def test_a_cache_that_others_can_write_holds_no_ticket(cluster, tmp_path, capsys):
     os.makedirs(tmp_path / "tfos" / "streams")
     os.chmod(tmp_path / "tfos" / "streams", 0o777)
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     stream_stop.publish(cluster._reserved)
     assert "no other process can stop this stream" in capsys.readouterr().err
     cluster.server.stop()
     assert cluster.server.done
-    cluster.abort()
 
 
 def test_the_driver_listens_where_the_environment_says(spark, monkeypatch):
@@ -224,9 +211,8 @@ def test_a_parallel_run_that_fails_or_is_lost_is_an_error(monkeypatch):
         TFParallel.run(None, nothing, {}, 2)
 
 
-def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, capfd, monkeypatch):
+def test_tickets_of_killed_drivers_are_removed_and_not_tried(cluster, capfd, monkeypatch):
     """A fixed TFOS_SERVER_PORT: each killed driver of that port had left a file with a key."""
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     _, port = cluster.cluster_meta["server_addr"]
     keys = cluster._reserved.keys.authority.node(OPERATOR_NAME)
     killed = [left(f"0-killed-{number}", port, keys) for number in range(20)]
@@ -248,12 +234,10 @@ def test_tickets_of_killed_drivers_are_removed_and_not_tried(spark, capfd, monke
     # The old name of the module is there for those alone who have installed its forwarders.
     assert "from tfos.tensorflowonspark import reservation;" in capfd.readouterr().err
     assert asked == [cluster.cluster_id]
-    cluster.abort()
 
 
-def test_a_host_with_the_same_home_stops_the_stream_by_the_address_that_it_names(spark):
+def test_a_host_with_the_same_home_stops_the_stream_by_the_address_that_it_names(cluster):
     """Whether the driver of another host lives cannot be told; another port's is not asked."""
-    cluster = TFCluster.reserve(spark, 2, 1, input_mode=InputMode.SPARK)
     stream_stop.publish(cluster._reserved)
     (path,) = ticket.directory_of_streams().iterdir()
     found = msgspec.msgpack.decode(path.read_bytes(), type=ticket.DriverTicket)
@@ -264,4 +248,3 @@ def test_a_host_with_the_same_home_stops_the_stream_by_the_address_that_it_names
         reservation.Client(("127.0.0.1", port + 1)).request_stop()
     reservation.Client(("127.0.0.1", port)).request_stop()
     assert cluster.server.done
-    cluster.abort()

@@ -32,11 +32,6 @@ BEAT_S = 5.0
 """A node's call waits no longer for its answer."""
 
 
-@pytest.fixture
-def bed() -> WatchedJob:
-    return WatchedJob()
-
-
 def orders(bed: WatchedJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, messages.Order]]:
     sent: list[tuple[str, messages.Order]] = []
     monkeypatch.setattr(

@@ -31,11 +31,6 @@ OWN = "http://127.0.0.1:80"
 
 
 @pytest.fixture
-def bed() -> WatchedJob:
-    return WatchedJob()
-
-
-@pytest.fixture
 def client(bed: WatchedJob) -> Iterator[TestClient]:
     app = make_app(bed.job, ACCESS, lambda: b"tfos_cluster_running 1\n", lambda: None)
     with contextlib.closing(TestClient(app, base_url=OWN)) as made:

@@ -30,11 +30,6 @@ LOGIN = "login=ana"
 
 
 @pytest.fixture
-def bed() -> WatchedJob:
-    return WatchedJob()
-
-
-@pytest.fixture
 def page(bed: WatchedJob) -> Iterator[JobPage]:
     made = JobPage(bed.job, lambda: b"")
     made.start("127.0.0.1", 0)

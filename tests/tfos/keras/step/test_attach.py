@@ -103,11 +103,7 @@ BUILT = ("sequential/tower/dense/kernel", "sequential/dense_1/kernel")
         (("dense/kernel", "dense_1/kernel"), BUILT, True),
         (BUILT, ("dense_1/kernel", "dense/kernel"), False),
         (BUILT, ("dense/kernel",), False),
-        (
-            ("user/dense/kernel", "item/dense/kernel"),
-            ("item/dense/kernel", "user/dense/kernel"),
-            False,
-        ),
+        (TOWERS, TOWERS[::-1], False),
         (("prelude/kernel", "lude/kernel"), ("lude/kernel", "prelude/kernel"), False),
     ],
 )

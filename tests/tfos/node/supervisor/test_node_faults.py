@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from ps.client.client import PSClient
@@ -23,7 +24,7 @@ from rpc.auth.handshake import Identity, Role
 from tests.support.feed import eventually
 from tests.support.marked_processes import wait_gone
 from tests.support.node_places import DriverLine
-from tests.support.nodes import WAIT_S, exited, send_signal, wait_forever
+from tests.support.nodes import WAIT_S, wait_forever
 from tests.support.ps_cluster import ADD, filled, make_manifest
 from tfos.config import Checkpoints
 from tfos.control import messages
@@ -136,7 +137,7 @@ def test_an_exception_arrives_although_the_driver_is_away_for_a_moment(bed, line
     child = bed.heartbeat("worker:0", lambda beat: beat.phase == "main_fun").child_pid
     line.freeze()
     raises.touch()
-    eventually(lambda: exited(child), "the end of its process")
+    eventually(lambda: not psutil.pid_exists(child), "the end of its process")
     until_s = time.monotonic() + 1.5 * LAST_REPORT_S
     eventually(lambda: time.monotonic() > until_s, "the time of an abort to be over")
     line.thaw()
@@ -265,7 +266,7 @@ def test_a_dead_worker_is_found_at_once(bed):
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     pid = bed.child_pid("worker:0")
     killed_s = time.monotonic()
-    send_signal(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     failure = bed.failure("worker:0")
     assert time.monotonic() - killed_s < FOUND_S
     assert failure.pid == pid
@@ -281,7 +282,7 @@ def test_a_killed_supervisor_leaves_nothing_its_task_or_the_next_node_does_not_r
     released.wait()
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     for name in ("worker:0", "worker:1"):
-        send_signal(bed.registered(name).pid, signal.SIGKILL)
+        os.kill(bed.registered(name).pid, signal.SIGKILL)
     assert run.wait().outcome == "lost"
     assert wait_gone(bed.mark, WAIT_S) == {}
     left = list(bed.temp.glob("tfos-*"))
@@ -321,7 +322,7 @@ def test_the_whole_tree_of_a_worker_is_killed(bed):
     bed.order("worker:0", messages.Stop("over", 5.0))
     run.wait()
     bed.assert_nothing_left()
-    assert all(exited(pid) for pid in daemons)
+    assert not any(psutil.pid_exists(pid) for pid in daemons)
 
 
 @pytest.mark.long
@@ -409,7 +410,7 @@ def test_a_cancelled_task_is_no_dead_node_until_no_order_comes(bed, executors):
     executor = executors(bed.bundle("worker:0", wait_forever, abort_s=3.0))
     bed.release("worker:0")
     child = bed.child_pid("worker:0")
-    send_signal(executor.task_pid, signal.SIGKILL)
+    os.kill(executor.task_pid, signal.SIGKILL)
     cancelled_s = time.monotonic()
     failure = bed.failure("worker:0")
     assert 2.5 < time.monotonic() - cancelled_s < 30
@@ -554,7 +555,7 @@ def test_a_supervisor_told_to_terminate_reports_a_lost_node_and_takes_everything
     bed.release("ps:0", "worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     for name in ("ps:0", "worker:0"):
-        send_signal(bed.registered(name).pid, signal.SIGTERM)
+        os.kill(bed.registered(name).pid, signal.SIGTERM)
         assert bed.failure(name).error_type == EXECUTOR_LOST
         assert "its supervisor got SIGTERM" in bed.failure(name).message
     assert (server.wait().outcome, worker.wait().outcome) == ("ended", "ended")
@@ -573,7 +574,7 @@ def test_a_supervisor_told_to_terminate_reports_a_lost_node_and_takes_everything
 def test_a_node_that_a_signal_ends_while_the_cluster_starts_fails_its_task(bed):
     run = bed.start(bed.bundle("ps:0"))
     bed.event("ps:0", messages.Listening)
-    send_signal(bed.registered("ps:0").pid, signal.SIGTERM)
+    os.kill(bed.registered("ps:0").pid, signal.SIGTERM)
     with pytest.raises(NodeStartError, match=r"ps:0 on executor .* its supervisor got SIGTERM"):
         run.wait()
     bed.assert_nothing_left()
@@ -591,7 +592,7 @@ def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     bed.order("worker:0", messages.Stop("over", WAIT_S))
     bed.heartbeat("worker:0", lambda beat: beat.phase == "stopping")
-    send_signal(bed.registered("worker:0").pid, signal.SIGTERM)
+    os.kill(bed.registered("worker:0").pid, signal.SIGTERM)
     assert run.wait().reason == "over"
     events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
     assert not any(isinstance(event, messages.Failed) for event in events)
@@ -626,7 +627,7 @@ def test_an_exception_whose_text_does_not_fit_a_message_arrives_all_the_same(bed
 def test_a_supervisor_killed_before_the_start_fails_its_task_so_that_spark_starts_it_again(bed):
     run = bed.start(bed.bundle("ps:0"))
     bed.event("ps:0", messages.Listening)
-    send_signal(bed.registered("ps:0").pid, signal.SIGKILL)
+    os.kill(bed.registered("ps:0").pid, signal.SIGKILL)
     with pytest.raises(NodeStartError, match=r"ps:0 .* vanished while the cluster started"):
         run.wait()
     assert wait_gone(bed.mark, WAIT_S) == {}
@@ -637,7 +638,7 @@ def test_no_process_outlives_its_supervisor(bed):
     bed.release("worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     child = bed.child_pid("worker:0")
-    send_signal(bed.registered("worker:0").pid, signal.SIGKILL)
+    os.kill(bed.registered("worker:0").pid, signal.SIGKILL)
     assert run.wait().outcome == "lost"
     assert wait_gone(bed.mark, WAIT_S) == {}
     assert child > 0
@@ -767,7 +768,7 @@ def test_a_suspended_worker_is_ended_within_the_limit_for_a_hang(bed):
     bed.release("worker:0")
     bed.event("worker:0", messages.PhaseChanged, lambda event: event.phase == "main_fun")
     suspended_s = time.monotonic()
-    send_signal(bed.child_pid("worker:0"), signal.SIGSTOP)
+    os.kill(bed.child_pid("worker:0"), signal.SIGSTOP)
     failure = bed.failure("worker:0")
     assert 4 <= time.monotonic() - suspended_s < 20  # the limit that is promised
     run.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ps.checkpoint.choice import latest, read_manifest
 from tests.support.counted_pushes import push_until_told
-from tests.support.nodes import NodeBed, send_signal
+from tests.support.nodes import NodeBed
 from tests.support.snapshot_skew import torn_by
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints, Restarts
@@ -41,7 +42,7 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     wait_until(lambda: latest(plan.directory) is not None, "the first checkpoint")
     steps_of(bed, (latest(plan.directory) or 0) + 5)
     first_pid = bed.child_pid("ps:0")
-    send_signal(first_pid, signal.SIGKILL)
+    os.kill(first_pid, signal.SIGKILL)
     restarted = bed.event("ps:0", messages.Restarted)
     assert (restarted.count, restarted.limit) == (1, 1)
     assert restarted.failure.message.startswith("ps:0 killed by SIGKILL")
@@ -64,7 +65,7 @@ def test_a_killed_server_is_started_again_and_the_loss_reaches_the_driver(
     assert (f"{number:,} update" in lost, f"step {step}" in lost) == (True, True)
     # The last save, after main_fun. A push under way at the cut may be in all buckets uncounted.
     assert read_manifest(plan.directory).step >= value - (consistency == "async")
-    send_signal(second_pid, signal.SIGKILL)
+    os.kill(second_pid, signal.SIGKILL)
     failed = bed.failure("ps:0")
     assert "killed by SIGKILL" in failed.message
     assert "(its server was restarted 1 of 1 times within 10 minutes)" in failed.message
@@ -84,11 +85,11 @@ def test_a_server_without_a_checkpoint_of_this_run_fails_typed_once_the_cluster_
     task = bed.start(bundle, hold_slot=False)
     bed.registered("ps:0")
     first_pid = bed.child_pid("ps:0")
-    send_signal(first_pid, signal.SIGKILL)  # while other nodes register: nothing is lost
+    os.kill(first_pid, signal.SIGKILL)  # while other nodes register: nothing is lost
     second = bed.heartbeat("ps:0", lambda beat: beat.child_pid not in (0, first_pid))
     bed.release("ps:0")
     task.wait()  # its supervisor has the order to start
-    send_signal(second.child_pid, signal.SIGKILL)
+    os.kill(second.child_pid, signal.SIGKILL)
     failed = bed.failure("ps:0")
     assert failed.error_type == "ps.errors.CheckpointError"
     assert f"no complete checkpoint in {plan.directory}" in failed.message

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
-from tests.support.nodes import send_signal, wait_forever
+from tests.support.nodes import wait_forever
 from tfos.config import TensorBoardConfig
 from tfos.control import messages
 from tfos.node import procfs
@@ -27,7 +28,7 @@ def test_a_killed_tensorboard_is_told_and_training_goes_on(bed):
         for pid in bed.processes()
         if procfs.parent_of(pid) == bed.registered("worker:0").pid and pid != child
     ]
-    send_signal(board, signal.SIGKILL)
+    os.kill(board, signal.SIGKILL)
     bed.event(
         "worker:0",
         messages.TensorBoardUp,

@@ -1,0 +1,3 @@
+"""A job at a driver without Spark."""
+
+from tests.support.watched_job import bed as bed
