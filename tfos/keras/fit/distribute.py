@@ -312,14 +312,17 @@ def _save_as_new(optimizer: Any) -> None:
 def _keep_count(optimizer: Any) -> None:
     """Keep files from changing the optimizer's count, which counts the servers' updates."""
     inner = optimizers.unwrap(optimizer)
-    load = inner.load_own_variables
 
-    def load_own_variables(store: Any) -> None:
-        count = inner._iterations.numpy()
-        load(store)
-        inner._iterations.assign(count)
+    def keeping(load: Callable[[Any], None]) -> Callable[[Any], None]:
+        def load_own_variables(store: Any) -> None:
+            count = inner._iterations.numpy()
+            load(store)
+            inner._iterations.assign(count)
 
-    inner.__dict__["load_own_variables"] = load_own_variables
+        return load_own_variables
+
+    for each in {optimizer, inner}:  # a LossScaleOptimizer loads the inner one's variables, too
+        each.__dict__["load_own_variables"] = keeping(each.load_own_variables)
 
 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
