@@ -89,6 +89,12 @@ def check_model(model: Any) -> None:
             f"the model was created under {type(model._distribute_strategy).__name__}, but "
             "ctx.distribute runs one replica per worker; create it outside of strategy.scope()"
         )
+    if type(model).make_train_function is not keras.Model.make_train_function:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has its own make_train_function, which would not be called: "
+            "the steps here are those of ctx.distribute. Put what it does into train_step, or "
+            "into a callback"
+        )
     others = [
         name
         for name, value in vars(model).items()
