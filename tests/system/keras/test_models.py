@@ -589,6 +589,18 @@ def test_arguments_and_models_that_cannot_work_are_refused(cluster):
         distribute(twins, ctx)
 
 
+def test_an_own_train_function_is_refused(cluster):
+    class OwnFunction(keras.Sequential):  # type: ignore[misc]  # Keras has no types
+        def make_train_function(self, force=False):
+            step = super().make_train_function(force)
+            self.train_function = lambda batches: step(batches) | {"more": 1.0}
+            return self.train_function
+
+    model = compiled(OwnFunction([keras.Input((20,)), keras.layers.Dense(2)]))
+    with pytest.raises(UnsupportedModel, match="OwnFunction has its own make_train_function"):
+        distribute(model, cluster.contexts[0])
+
+
 def test_changes_after_distribution_are_refused(cluster):
     model = distribute(compiled(small()), cluster.contexts[0])
     with pytest.raises(UnsupportedModel, match="already distributed"):

@@ -89,6 +89,12 @@ def check_model(model: Any) -> None:
             f"the model was created under {type(model._distribute_strategy).__name__}, but "
             "ctx.distribute runs one replica per worker; create it outside of strategy.scope()"
         )
+    if type(model).make_train_function is not keras.Model.make_train_function:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has its own make_train_function, which would not be called: "
+            "the steps here are those of ctx.distribute. Put what it does into train_step, or "
+            "into a callback"
+        )
     others = [
         name
         for name, value in vars(model).items()
@@ -312,14 +318,17 @@ def _save_as_new(optimizer: Any) -> None:
 def _keep_count(optimizer: Any) -> None:
     """Keep files from changing the optimizer's count, which counts the servers' updates."""
     inner = optimizers.unwrap(optimizer)
-    load = inner.load_own_variables
 
-    def load_own_variables(store: Any) -> None:
-        count = inner._iterations.numpy()
-        load(store)
-        inner._iterations.assign(count)
+    def keeping(load: Callable[[Any], None]) -> Callable[[Any], None]:
+        def load_own_variables(store: Any) -> None:
+            count = inner._iterations.numpy()
+            load(store)
+            inner._iterations.assign(count)
 
-    inner.__dict__["load_own_variables"] = load_own_variables
+        return load_own_variables
+
+    for each in {optimizer, inner}:  # a LossScaleOptimizer loads the inner one's variables, too
+        each.__dict__["load_own_variables"] = keeping(each.load_own_variables)
 
 
 def _with_slots(save: Callable[..., Any], model: Any) -> Callable[..., Any]:
