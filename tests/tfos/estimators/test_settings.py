@@ -520,6 +520,14 @@ def test_a_stream_is_no_data_of_a_fit():
             ask()
 
 
+def test_none_is_no_data_of_a_fit():
+    """It ended in an AttributeError."""
+    nothing: Any = None
+    plan, recipe = ColumnPlan(features=("x",), labels=("y",)), ModelRecipe(model_fn=object)
+    with pytest.raises(SettingsError, match=r"must be a Spark DataFrame, got builtins\.NoneType"):
+        training.fit(nothing, plan, recipe, FitSettings())
+
+
 @pytest.mark.parametrize("ask", ["fit", "evaluate"])
 def test_workers_are_told_which_features_are_timestamps(ask, monkeypatch):
     begun: list[Any] = []

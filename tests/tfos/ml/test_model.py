@@ -37,7 +37,7 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
 
 def test_a_model_that_was_never_compiled_is_evaluated_by_no_node():
     """A cluster started for it, and its worker told of functions that are not in the file."""
-    frame: Any = None
+    frame: Any = SimpleNamespace()
     with pytest.raises(NotCompiled, match=r"never compiled: .*keras_model\(\) .*compile\("):
         KerasModel(keras_file(None)).evaluate(frame)
 
