@@ -476,11 +476,7 @@ def _status(path: str, info: dict[str, Any]) -> FileStatus:
             f"{path}: its server reports no size (for HTTP, no Content-Length), so it cannot be "
             "split or read in ranges; copy it to a file system that does"
         )
-    stamp = _changed(info)
-    millis = 0
-    if isinstance(stamp, int | float):
-        millis = int(stamp if "modificationTime" in info else stamp * 1000)
-    return FileStatus(path, int(size), is_directory, millis, "" if is_directory else _version(info))
+    return FileStatus(path, int(size), is_directory, "" if is_directory else _version(info))
 
 
 def _version(info: dict[str, Any]) -> str:
