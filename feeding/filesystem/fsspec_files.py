@@ -139,12 +139,12 @@ class FsspecFileSystem(RemoteFileSystem):
         return True
 
     def _write(self, location: Location, pieces: Pieces) -> None:
-        inner = self._inner
+        inner = self._connected(location)
         write = WatchedWrite(inner, self._path(location), pieces, _turns(location, inner))
         try:
             write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
-            raise self._given_up("write", location, error) from None
+            raise _given_up(inner, "write", location, error) from None
         except OSError as error:  # no other: one of the caller's content stays as it is
             raise _with_path(error, "write", location) from error
 
@@ -157,7 +157,7 @@ class FsspecFileSystem(RemoteFileSystem):
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
         patience_s = patience_s or self._config.patience_s
-        inner = self._inner
+        inner = self._connected(location)
 
         def in_turn() -> T:
             with _turns(location, inner):
@@ -166,20 +166,19 @@ class FsspecFileSystem(RemoteFileSystem):
         try:
             return _PROCESS.calls.run(in_turn, patience_s)
         except CallTimeout as error:
-            raise self._given_up(action, location, error) from None
+            raise _given_up(inner, action, location, error) from None
         except Exception as error:  # some packages raise their own kinds
             raise _with_path(error, action, location) from error
 
-    def _given_up(self, action: str, location: Location, error: CallTimeout) -> StorageUnavailable:
-        """Return the error of a call without an answer, which may keep its turn for ever.
-
-        Where calls take turns, later ones have another connection.
-        """
-        if location.scheme in _ONE_CONNECTION:
-            self._inner.clear_instance_cache()
-            with suppress(OSError):  # of a host that is away; the next such call tries again
-                self._inner = _inner(location)
-        return StorageUnavailable(f"cannot {action} {location}: {error}")
+    def _connected(self, location: Location) -> AbstractFileSystem:
+        """Return what the next call asks; one that lost a call is replaced, which connects."""
+        if "_lost_to_tfos" in vars(self._inner):
+            try:
+                connect = partial(_inner, location)
+                self._inner = _PROCESS.calls.run(connect, self._config.patience_s)
+            except Exception as error:  # the host is away; some packages raise their own kinds
+                raise StorageUnavailable(f"cannot connect to {location}: {error}") from error
+        return self._inner
 
     def _patience_s(
         self, location: Location, status: FileStatus, share_bytes: float = math.inf
@@ -206,7 +205,7 @@ class FsspecFileSystem(RemoteFileSystem):
         arrived: Callable[[Callable[[], str]], None],
     ) -> Callable[[], bytes]:
         """Start to fetch a range; `arrived` gets, behind its bytes, what asks for the version."""
-        path, inner = self._path(location), self._inner
+        path, inner = self._path(location), self._connected(location)
 
         def fetch() -> bytes:
             with _turns(location, inner):
@@ -219,13 +218,13 @@ class FsspecFileSystem(RemoteFileSystem):
             # Calls of other files may be slow without being lost: that is what patience is for.
             pending = _PROCESS.calls.start(fetch, self._config.patience_s)
         except CallTimeout as error:
-            raise self._given_up("read", location, error) from None
+            raise _given_up(inner, "read", location, error) from None
 
         def take() -> bytes:
             try:
                 data = pending.result(self._config.patience_s)
             except CallTimeout as error:
-                raise self._given_up("read", location, error) from None
+                raise _given_up(inner, "read", location, error) from None
             except FileChanged:
                 raise
             except Exception as error:  # some packages raise their own kinds
@@ -366,6 +365,16 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise _with_path(error, "connect", somewhere) from error
     except Exception as error:  # ValueError, or what a package says of arguments that it lacks
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
+
+
+def _given_up(
+    inner: AbstractFileSystem, action: str, location: Location, error: CallTimeout
+) -> StorageUnavailable:
+    """Return the error of a call without an answer, which on one connection keeps its turn."""
+    if location.scheme in _ONE_CONNECTION:
+        vars(inner)["_lost_to_tfos"] = True
+        inner.clear_instance_cache()
+    return StorageUnavailable(f"cannot {action} {location}: {error}")
 
 
 def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextManager[object]:

@@ -704,6 +704,11 @@ class Frozen(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     pseudo_dirs: ClassVar[list[str]] = [""]
     is_first: ClassVar[bool] = True
     thaws: ClassVar[threading.Event]
+    connecting: ClassVar[Callable[[], object]] = bool
+
+    def __init__(self, **options: Any) -> None:
+        Frozen.connecting()
+        super().__init__(**options)
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         if Frozen.is_first:
@@ -716,12 +721,38 @@ def test_behind_a_call_that_is_never_answered_others_have_another_connection(mon
     monkeypatch.setitem(_registry, "sftp", Frozen)
     monkeypatch.setattr(Frozen, "is_first", True)
     monkeypatch.setattr(Frozen, "thaws", threading.Event(), raising=False)
-    files = FsspecFileSystem(parse("sftp://host/x"), FileSystemConfig(patience_s=0.2))
+    config = FileSystemConfig(patience_s=0.2)
+    files, beside = (FsspecFileSystem(parse("sftp://host/x"), config) for _ in range(2))
     try:
         with pytest.raises(StorageUnavailable, match="cannot write"):
             files.write("sftp://host/x/a", b"one")
-        for each in files, FsspecFileSystem(parse("sftp://host/x"), FileSystemConfig()):
+        for each in files, beside, FsspecFileSystem(parse("sftp://host/x"), config):
             each.write("sftp://host/x/a", b"two")
             assert each.status("sftp://host/x/a").size_bytes == 3
     finally:
         Frozen.thaws.set()
+
+
+@pytest.mark.parametrize("how", ["frozen", "refused"])
+def test_a_host_that_is_away_after_a_lost_call_is_unavailable(monkeypatch, how):
+    """The new connection has a deadline too, and what a package raises of it is no PathError."""
+
+    def connecting() -> None:
+        if how == "refused":
+            raise RuntimeError("no banner")
+        assert Frozen.thaws.wait(WAIT_S)
+
+    monkeypatch.setitem(_registry, "sftp", Frozen)
+    monkeypatch.setattr(Frozen, "is_first", True)
+    monkeypatch.setattr(Frozen, "thaws", threading.Event(), raising=False)
+    files = FsspecFileSystem(parse("sftp://host/x"), FileSystemConfig(patience_s=0.2))
+    monkeypatch.setattr(Frozen, "connecting", connecting)
+    try:
+        with pytest.raises(StorageUnavailable, match="cannot write"):
+            files.write("sftp://host/x/a", b"one")
+        with pytest.raises(StorageUnavailable, match=r"cannot connect to .*no (banner|answer)"):
+            files.status("sftp://host/x/a")
+    finally:
+        Frozen.thaws.set()
+    monkeypatch.setattr(Frozen, "connecting", bool)
+    files.write("sftp://host/x/a", b"two")
