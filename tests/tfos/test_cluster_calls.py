@@ -101,9 +101,12 @@ def test_a_forked_child_at_the_end_of_a_with_block_ends_nothing(cluster, monkeyp
 def test_a_forked_child_is_refused_what_would_wait_in_it_for_ever(cluster, monkeypatch):
     feeding = cluster._feed_service.feeder = Feeding()
     own = os.getpid()
+    rows: Any = types.SimpleNamespace(mapPartitionsWithIndex=None)
     monkeypatch.setattr("os.getpid", lambda: own + 1)
     with pytest.raises(PhaseError, match=r"train\(\) .*has forked.* in a thread"):
-        cluster.train(types.SimpleNamespace(mapPartitionsWithIndex=None))
+        cluster.train(rows)
+    request = FeedRequest(data=rows, feed="input", feed_timeout_s=1.0)
+    cluster._feed_service.check("inference()", request)  # its results come through Spark
     monkeypatch.setattr("os.getpid", lambda: own)
     assert feeding.calls == []
     cluster.abort()

@@ -166,12 +166,12 @@ def check_frame(frame: Any) -> None:
     """Refuse rows that are no DataFrame of Spark.
 
     Raises:
-        SettingsError: they are of pandas or pandas-on-Spark, an RDD, an array, or of no library.
+        SettingsError: they are of pandas or pandas-on-Spark, an RDD, an array or anything else.
     """
     kind, call = type(frame), as_dataframe(frame)
     if isinstance(frame, list | tuple | np.ndarray):
         call = "spark.createDataFrame(data, [names])"
-    if call or kind.__module__ == "builtins":  # None, a dict, the path of a file
+    if call or not hasattr(frame, "mapInArrow"):
         raise SettingsError(
             f"the rows must be a Spark DataFrame, got {kind.__module__}.{kind.__qualname__}; "
             f"use {call or 'spark.read or spark.createDataFrame'}"

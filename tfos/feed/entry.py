@@ -148,11 +148,11 @@ class FeedService:
         Raises:
             SettingsError, NodeFailedError, PhaseError: as train.
         """
-        if self._ending.is_forked:
+        if self._ending.is_forked and call != "inference()":  # whose results come through Spark
             raise PhaseError(
-                f"{call} is called in a process that the driver has forked. Spark's connection "
-                "belongs to the driver, and each would read the other's answers. Call it in the "
-                "driver; beside other work, in a thread (threading.Thread)"
+                f"{call} in a process that the driver has forked would wait for ever: what the "
+                "workers have trained is told to the driver alone. Call it in the driver; beside "
+                "other work, in a thread (threading.Thread)"
             )
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,10 +155,10 @@ def test_a_model_whose_inputs_have_no_columns_of_their_names_asks_for_columns(mo
         predicted_by(frame, "m.keras", None, None, "error")
 
 
-@pytest.mark.parametrize("rows", [None, {}, "/data.parquet"])
+@pytest.mark.parametrize("rows", [None, {}, "/data.parquet", PurePath("/data.parquet")])
 def test_rows_that_are_no_frame_are_refused(rows):
     """They ended in an AttributeError."""
-    text = r"rows must be a Spark DataFrame, got builtins\..*; use spark\.read or "
+    text = r"rows must be a Spark DataFrame, got (builtins|pathlib)\..*; use spark\.read or "
     with pytest.raises(SettingsError, match=text):
         predicted_by(rows, "m.keras", None, None, "error")
 

@@ -12,6 +12,7 @@ from tfos.timeseries import windows
 
 
 class Frame:
+    mapInArrow = None
     dtypes = (
         ("plane", "string"),
         ("leaves", "timestamp"),
