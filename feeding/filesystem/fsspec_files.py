@@ -60,19 +60,18 @@ class FsspecFileSystem(RemoteFileSystem):
         super().__init__(somewhere)
         self._config = config
         self._inner = _inner(somewhere)
-        self._turns = _turns(somewhere, self._inner)
 
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
         location = self._own(path)
-        return _status(str(location), self._run("look at", location, self._info))
+        return _status(str(location), self._run("look at", location, _info))
 
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
         location = self._own(directory)
         found: list[FileStatus] = []
         try:
-            listed = self._run("list", location, self._list)
+            listed = self._run("list", location, _list)
         except StorageUnavailable:
             raise
         except OSError:  # of a file, from some packages
@@ -116,7 +115,7 @@ class FsspecFileSystem(RemoteFileSystem):
                 raise FileExistsError(errno.EEXIST, "it exists", str(new))
             if there.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(new))
-        move = partial(_move, self._inner, target=self._path(new), status=status)
+        move = partial(_move, target=self._path(new), status=status)
         self._run("rename", old, move, self._patience_s(old, status, _COPIED_BYTES))
 
     def mkdirs(self, path: Path) -> None:
@@ -125,8 +124,7 @@ class FsspecFileSystem(RemoteFileSystem):
         there = globbing.find(self, location)
         if there is not None and not there.is_directory:
             raise FileExistsError(errno.EEXIST, "it is a file", str(location))
-        make = partial(self._inner.makedirs, exist_ok=True)
-        self._run("make the directory", location, make)
+        self._run("make the directory", location, _make_directories)
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """See FileSystem."""
@@ -136,16 +134,17 @@ class FsspecFileSystem(RemoteFileSystem):
             return False
         if there.is_directory and not recursive and self.entries(path):
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(location))
-        remove = partial(_remove, self._inner, status=there)
+        remove = partial(_remove, status=there)
         self._run("delete", location, remove, self._patience_s(location, there))
         return True
 
     def _write(self, location: Location, pieces: Pieces) -> None:
-        write = WatchedWrite(self._inner, self._path(location), pieces, self._turns)
+        inner = self._connected(location)
+        write = WatchedWrite(inner, self._path(location), pieces, _turns(location, inner))
         try:
             write.done(_PROCESS.calls, self._config.patience_s)
         except CallTimeout as error:
-            raise StorageUnavailable(f"cannot write {location}: {error}") from None
+            raise _given_up(inner, "write", location, error) from None
         except OSError as error:  # no other: one of the caller's content stays as it is
             raise _with_path(error, "write", location) from error
 
@@ -153,22 +152,33 @@ class FsspecFileSystem(RemoteFileSystem):
         self,
         action: str,
         location: Location,
-        call: Callable[[str], T],
+        call: Callable[[AbstractFileSystem, str], T],
         patience_s: float | None = None,
     ) -> T:
         """Call fsspec with a path; the call has a deadline, and every error names the path."""
         patience_s = patience_s or self._config.patience_s
+        inner = self._connected(location)
 
         def in_turn() -> T:
-            with self._turns:
-                return call(self._path(location))
+            with _turns(location, inner):
+                return call(inner, self._path(location))
 
         try:
             return _PROCESS.calls.run(in_turn, patience_s)
         except CallTimeout as error:
-            raise StorageUnavailable(f"cannot {action} {location}: {error}") from None
+            raise _given_up(inner, action, location, error) from None
         except Exception as error:  # some packages raise their own kinds
             raise _with_path(error, action, location) from error
+
+    def _connected(self, location: Location) -> AbstractFileSystem:
+        """Return what the next call asks; one that lost a call is replaced, which connects."""
+        if "_lost_to_tfos" in vars(self._inner):
+            try:
+                connect = partial(_inner, location)
+                self._inner = _PROCESS.calls.run(connect, self._config.patience_s)
+            except Exception as error:  # the host is away; some packages raise their own kinds
+                raise StorageUnavailable(f"cannot connect to {location}: {error}") from error
+        return self._inner
 
     def _patience_s(
         self, location: Location, status: FileStatus, share_bytes: float = math.inf
@@ -182,7 +192,7 @@ class FsspecFileSystem(RemoteFileSystem):
         """
         sizes = [status.size_bytes]
         if status.is_directory:
-            found = self._run("list", location, self._find)
+            found = self._run("list", location, _find)
             sizes = [int(info.get("size") or 0) for info in found]
         shares = len(sizes) / _FILES_PER_PATIENCE + sum(sizes) / share_bytes
         return self._config.patience_s * (1 + shares)
@@ -195,26 +205,26 @@ class FsspecFileSystem(RemoteFileSystem):
         arrived: Callable[[Callable[[], str]], None],
     ) -> Callable[[], bytes]:
         """Start to fetch a range; `arrived` gets, behind its bytes, what asks for the version."""
-        path = self._path(location)
+        path, inner = self._path(location), self._connected(location)
 
         def fetch() -> bytes:
-            with self._turns:
+            with _turns(location, inner):
                 # By name: s3fs has the version before them.
-                data = bytes(self._inner.cat_file(path, start=offset, end=offset + length))
-                arrived(lambda: _version(self._info(path)))
+                data = bytes(inner.cat_file(path, start=offset, end=offset + length))
+                arrived(lambda: _version(_info(inner, path)))
             return data
 
         try:
             # Calls of other files may be slow without being lost: that is what patience is for.
             pending = _PROCESS.calls.start(fetch, self._config.patience_s)
         except CallTimeout as error:
-            raise StorageUnavailable(f"cannot read {location}: {error}") from None
+            raise _given_up(inner, "read", location, error) from None
 
         def take() -> bytes:
             try:
                 data = pending.result(self._config.patience_s)
             except CallTimeout as error:
-                raise StorageUnavailable(f"cannot read {location}: {error}") from None
+                raise _given_up(inner, "read", location, error) from None
             except FileChanged:
                 raise
             except Exception as error:  # some packages raise their own kinds
@@ -229,26 +239,7 @@ class FsspecFileSystem(RemoteFileSystem):
         return take
 
     def _version_now(self, location: Location) -> str:
-        return self._run("look at", location, lambda path: _version(self._info(path)))
-
-    def _info(self, path: str) -> dict[str, Any]:
-        self._forget_listings()
-        found: dict[str, Any] = self._inner.info(path)
-        return found
-
-    def _list(self, path: str) -> list[dict[str, Any]]:
-        self._forget_listings()
-        found: list[dict[str, Any]] = self._inner.ls(path, detail=True)
-        return found
-
-    def _find(self, path: str) -> list[dict[str, Any]]:
-        self._forget_listings()
-        return list(self._inner.find(path, detail=True).values())
-
-    def _forget_listings(self) -> None:
-        """Make what other processes wrote visible; packages keep listings without end."""
-        self._inner.invalidate_cache()
-        self._inner.dircache.clear()  # not every package does that
+        return self._run("look at", location, lambda inner, path: _version(_info(inner, path)))
 
     def _path(self, location: Location) -> str:
         return str(self._inner._strip_protocol(str(location)))
@@ -376,6 +367,16 @@ def _inner(somewhere: Location) -> AbstractFileSystem:
         raise PathError(f"no file system is known for {somewhere}: {error}") from error
 
 
+def _given_up(
+    inner: AbstractFileSystem, action: str, location: Location, error: CallTimeout
+) -> StorageUnavailable:
+    """Return the error of a call without an answer, which on one connection keeps its turn."""
+    if location.scheme in _ONE_CONNECTION:
+        vars(inner)["_lost_to_tfos"] = True
+        inner.clear_instance_cache()
+    return StorageUnavailable(f"cannot {action} {location}: {error}")
+
+
 def _turns(somewhere: Location, inner: AbstractFileSystem) -> AbstractContextManager[object]:
     """Return what holds other calls up: on one connection, they would get each other's bytes."""
     if somewhere.scheme not in _ONE_CONNECTION:
@@ -405,6 +406,33 @@ class Turns:
         with self._changed:
             self._num_ended += 1
             self._changed.notify_all()
+
+
+def _info(inner: AbstractFileSystem, path: str) -> dict[str, Any]:
+    _forget_listings(inner)
+    found: dict[str, Any] = inner.info(path)
+    return found
+
+
+def _list(inner: AbstractFileSystem, path: str) -> list[dict[str, Any]]:
+    _forget_listings(inner)
+    found: list[dict[str, Any]] = inner.ls(path, detail=True)
+    return found
+
+
+def _find(inner: AbstractFileSystem, path: str) -> list[dict[str, Any]]:
+    _forget_listings(inner)
+    return list(inner.find(path, detail=True).values())
+
+
+def _forget_listings(inner: AbstractFileSystem) -> None:
+    """Make what other processes wrote visible; packages keep listings without end."""
+    inner.invalidate_cache()
+    inner.dircache.clear()  # not every package does that
+
+
+def _make_directories(inner: AbstractFileSystem, path: str) -> None:
+    inner.makedirs(path, exist_ok=True)
 
 
 def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus) -> None:
@@ -457,11 +485,7 @@ def _status(path: str, info: dict[str, Any]) -> FileStatus:
             f"{path}: its server reports no size (for HTTP, no Content-Length), so it cannot be "
             "split or read in ranges; copy it to a file system that does"
         )
-    stamp = _changed(info)
-    millis = 0
-    if isinstance(stamp, int | float):
-        millis = int(stamp if "modificationTime" in info else stamp * 1000)
-    return FileStatus(path, int(size), is_directory, millis, "" if is_directory else _version(info))
+    return FileStatus(path, int(size), is_directory, "" if is_directory else _version(info))
 
 
 def _version(info: dict[str, Any]) -> str:

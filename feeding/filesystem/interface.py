@@ -35,8 +35,6 @@ class FileStatus:
     size_bytes: int
     """0 for a directory."""
     is_directory: bool
-    modified_ms: int
-    """Milliseconds since 1970 by the file system's own clock; 0 if unknown."""
     version: str = ""
     """Tells a file's content from an earlier or later one; see is_other. Empty: unknown."""
 

@@ -151,7 +151,7 @@ def _status(path: str, found: os.stat_result) -> FileStatus:
     is_directory = stat.S_ISDIR(found.st_mode)
     size = 0 if is_directory else found.st_size
     version = "" if is_directory else _version(found)
-    return FileStatus(path, size, is_directory, found.st_mtime_ns // 1_000_000, version)
+    return FileStatus(path, size, is_directory, version)
 
 
 def _version(found: os.stat_result) -> str:

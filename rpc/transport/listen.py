@@ -81,7 +81,7 @@ def _describe(process: Path) -> str:
 
 _BACKLOG = 1024
 _MAX_UNIX_PATH_BYTES = 107
-_BELOW_TEMPORARY_BYTES = len("/tfos-run-12345678/rpc-12345678/s")
+_BELOW_TEMPORARY_BYTES = len("/tfos-12345678/rpc-12345678/s")
 
 
 class Acceptor(Protocol):

@@ -18,7 +18,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
-from tfos.errors import ReservationTimeout, SettingsError
+from tfos.errors import PhaseError, ReservationTimeout, SettingsError
 from tfos.failure import NODE_JOB_FAILED
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
@@ -96,6 +96,20 @@ def test_a_forked_child_at_the_end_of_a_with_block_ends_nothing(cluster, monkeyp
     monkeypatch.setattr("os.getpid", lambda: own)
     cluster.abort()
     assert cluster._ending._jobs.ended == 1
+
+
+def test_a_forked_child_is_refused_what_would_wait_in_it_for_ever(cluster, monkeypatch):
+    feeding = cluster._feed_service.feeder = Feeding()
+    own = os.getpid()
+    rows: Any = types.SimpleNamespace(mapPartitionsWithIndex=None)
+    monkeypatch.setattr("os.getpid", lambda: own + 1)
+    with pytest.raises(PhaseError, match=r"train\(\) .*has forked.* in a thread"):
+        cluster.train(rows)
+    request = FeedRequest(data=rows, feed="input", feed_timeout_s=1.0)
+    cluster._feed_service.check("inference()", request)  # its results come through Spark
+    monkeypatch.setattr("os.getpid", lambda: own)
+    assert feeding.calls == []
+    cluster.abort()
 
 
 @pytest.mark.parametrize(("given", "fed"), [(0, 1), (2, 2)])

@@ -236,12 +236,13 @@ class ClusterFeeder:
             left_out: epochs that were not fed again, nor validated.
         """
         call, progress = validation.call, validation.progress
+        call.epochs.left_out = left_out
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
         self._set_limit(call)
         report = self._epochs.feed(validation.source, call, validation.request, progress)
         if report is not None:
-            report = dataclasses.replace(report, epoch=report.epoch + left_out)
+            report = dataclasses.replace(report, epoch=call.shown_epoch)
             self._console.progress(validation.add(report), final=True)
 
     def feed_interval(self, request: FeedRequest) -> None:

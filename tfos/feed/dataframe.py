@@ -166,15 +166,15 @@ def check_frame(frame: Any) -> None:
     """Refuse rows that are no DataFrame of Spark.
 
     Raises:
-        SettingsError: they are of pandas or pandas-on-Spark, an RDD, a list or an array.
+        SettingsError: they are of pandas or pandas-on-Spark, an RDD, an array or anything else.
     """
-    call = as_dataframe(frame)
+    kind, call = type(frame), as_dataframe(frame)
     if isinstance(frame, list | tuple | np.ndarray):
         call = "spark.createDataFrame(data, [names])"
-    if call:
+    if call or not hasattr(frame, "mapInArrow"):
         raise SettingsError(
-            f"the rows must be a Spark DataFrame, got {type(frame).__module__}."
-            f"{type(frame).__qualname__}; use {call}"
+            f"the rows must be a Spark DataFrame, got {kind.__module__}.{kind.__qualname__}; "
+            f"use {call or 'spark.read or spark.createDataFrame'}"
         )
 
 

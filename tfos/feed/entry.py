@@ -18,7 +18,7 @@ from tfos.driver import preflight, stream_stop
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
-from tfos.errors import SettingsError
+from tfos.errors import PhaseError, SettingsError
 from tfos.feed.micro_batch import check_epochs_of_batches
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase, require
@@ -148,6 +148,12 @@ class FeedService:
         Raises:
             SettingsError, NodeFailedError, PhaseError: as train.
         """
+        if self._ending.is_forked and call != "inference()":  # whose results come through Spark
+            raise PhaseError(
+                f"{call} in a process that the driver has forked would wait for ever: what the "
+                "workers have trained is told to the driver alone. Call it in the driver; beside "
+                "other work, in a thread (threading.Thread)"
+            )
         reserved = self._reserved
         feeds, feed = reserved.settings.feeds, request.feed
         preflight.check_timeout("feed_timeout", request.feed_timeout_s)

@@ -1,10 +1,10 @@
-"""Private directories of one node, and the removal of those that killed nodes have left.
+"""Private directories of one node or local run, and the removal of those that killed ones left.
 
 Covers: log, sockets, TensorBoard's directories (mode 0700, unpredictable names), the owner's mark
 in each, removing them; finding directories whose owner is certainly dead, and removing those.
 Does not: write into them; touch what another user owns, what bears no mark that can be read, or
 what belongs to another boot or process namespace and so cannot be checked.
-Runs in: supervisors at their start and end, node tasks whose supervisor vanished.
+Runs in: supervisors at their start and end, node tasks whose supervisor vanished, local runs.
 """
 
 from __future__ import annotations

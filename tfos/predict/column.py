@@ -20,7 +20,6 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
-    is_frame,
     partition_id,
     result_columns,
     with_results,
@@ -271,11 +270,6 @@ def predicted_by(
         SettingsError: frame is not a DataFrame, or there is no such model or column.
     """
     check_classic(frame)
-    if not is_frame(frame):
-        raise SettingsError(
-            f"model={model_path!r} predicts the rows of a Spark DataFrame, got "
-            f"{type(frame).__name__}; make one with spark.createDataFrame(rows, [names])"
-        )
     if nulls != "error" or not isinstance(output, str | None):
         raise SettingsError(
             f"nulls={nulls!r}, output={output!r} with model=: a model takes no missing values "

@@ -11,11 +11,11 @@ import contextlib
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from tfos.errors import NodeFailedError, NodeStartError
 from tfos.failure import NodeFailure, NodeId, is_symptom
 from tfos.native.environment import announce_to_tensorflow, tf_config
 from tfos.native.reserved_port import ReservedPort
-from tfos.node import bootstrap, whole_files
+from tfos.node import bootstrap, whole_files, workspace
 from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
@@ -90,7 +90,9 @@ def run_local(
     with contextlib.ExitStack() as stack:
         _open_standard_streams(stack)
         parent = short_temporary_directory()
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfos-run-", dir=parent))
+        workspace.sweep(parent)  # of runs that were killed
+        directory = str(workspace.make_directory(parent))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         ranks = []
         for rank, environment in enumerate(_environments(stack, num_proc)):
             spec = LocalRank(rank, run_id, secret, directory, work)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, parse
-from rpc.jit.cache_directory import make, real_path, user_cache, why_unsafe
+from rpc.jit.cache_directory import made_private, user_cache
 from tfos.errors import ExportError, SettingsError
 from tfos.serving.file_lock import try_lock, unlock
 
@@ -53,21 +53,13 @@ def cache_directory(given: str | os.PathLike[str] | None) -> Path:
 
 
 def _made(path: Path) -> Path:
-    path = real_path(path)
     try:
-        make(path)
+        return made_private(path)
     except OSError as error:
         raise SettingsError(
-            f"indexes cannot be kept in {path}: {error.strerror}; give load() a cache_dir on a "
-            f"local disk, or {_BY_VARIABLE}"
+            f"indexes cannot be kept in {path}: {error.strerror or error}; give load() a cache_dir "
+            f"of your own on a local disk, or {_BY_VARIABLE}"
         ) from error
-    reason = why_unsafe(path)
-    if reason:
-        raise SettingsError(
-            f"indexes are not kept in {path}: {reason}; give load() a cache_dir of your own, or "
-            f"{_BY_VARIABLE}"
-        )
-    return path
 
 
 def _local(given: str | os.PathLike[str]) -> Path:

@@ -127,4 +127,4 @@ def _status(asked: Location, native: NativeStatus) -> FileStatus:
     path = str(asked.at(native.path))
     size = 0 if native.isdir else native.length
     version = "" if native.isdir else version_of(native.modification_time)
-    return FileStatus(path, size, native.isdir, native.modification_time, version)
+    return FileStatus(path, size, native.isdir, version)

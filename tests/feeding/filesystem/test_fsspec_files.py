@@ -20,6 +20,7 @@ from fsspec.utils import infer_storage_options
 
 from feeding.columnar.ops import num_rows
 from feeding.errors import DataError, FileChanged, PathError, StorageUnavailable
+from feeding.filesystem import fsspec_files
 from feeding.filesystem.bounded_calls import MAX_THREADS
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.fsspec_files import FsspecFileSystem, FsspecReader, Turns
@@ -191,11 +192,11 @@ def test_a_file_that_is_left_early_asks_its_store_for_nothing(told, monkeypatch,
     reader.read_range(0, 3)
     asked: list[str] = []
 
-    def info(_: FsspecFileSystem, path: str) -> dict[str, Any]:
+    def info(_: Any, path: str) -> dict[str, Any]:
         asked.append(path)
         return {}
 
-    monkeypatch.setattr(FsspecFileSystem, "_info", info)
+    monkeypatch.setattr(fsspec_files, "_info", info)
     if how == "closed":
         reader.close()
     elif how == "dropped":
@@ -234,13 +235,13 @@ def test_a_long_file_is_asked_for_its_version_at_some_ranges_alone(told, monkeyp
     monkeypatch.setattr(Told, "told", staticmethod(TELLS["s3fs"]))
     monkeypatch.setattr(Told, "stored", {"bucket/a": bytes(40)})
     files = FsspecFileSystem(parse(told), FileSystemConfig())
-    infos, ask = [], files._info
+    infos, ask = [], fsspec_files._info
 
-    def counted(path: str) -> dict[str, Any]:
+    def counted(inner: Any, path: str) -> dict[str, Any]:
         infos.append(path)
-        return ask(path)
+        return ask(inner, path)
 
-    monkeypatch.setattr(files, "_info", counted)
+    monkeypatch.setattr(fsspec_files, "_info", counted)
     with files.open(told) as reader:
         for offset in range(0, 40, 2):
             reader.read_range(offset, 2)
@@ -693,3 +694,65 @@ def test_who_takes_another_turn_comes_behind_those_that_wait():
     for each in waiting:
         each.join(WAIT_S)
     assert order == [0, 1, 2, 3]
+
+
+class Frozen(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """One connection, whose first write is never answered; each object is a connection."""
+
+    protocol = "sftp"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    is_first: ClassVar[bool] = True
+    thaws: ClassVar[threading.Event]
+    connecting: ClassVar[Callable[[], object]] = bool
+
+    def __init__(self, **options: Any) -> None:
+        Frozen.connecting()
+        super().__init__(**options)
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        if Frozen.is_first:
+            Frozen.is_first = False
+            assert self.thaws.wait(WAIT_S)
+        return super().open(path, mode)
+
+
+def test_behind_a_call_that_is_never_answered_others_have_another_connection(monkeypatch):
+    monkeypatch.setitem(_registry, "sftp", Frozen)
+    monkeypatch.setattr(Frozen, "is_first", True)
+    monkeypatch.setattr(Frozen, "thaws", threading.Event(), raising=False)
+    config = FileSystemConfig(patience_s=0.2)
+    files, beside = (FsspecFileSystem(parse("sftp://host/x"), config) for _ in range(2))
+    try:
+        with pytest.raises(StorageUnavailable, match="cannot write"):
+            files.write("sftp://host/x/a", b"one")
+        for each in files, beside, FsspecFileSystem(parse("sftp://host/x"), config):
+            each.write("sftp://host/x/a", b"two")
+            assert each.status("sftp://host/x/a").size_bytes == 3
+    finally:
+        Frozen.thaws.set()
+
+
+@pytest.mark.parametrize("how", ["frozen", "refused"])
+def test_a_host_that_is_away_after_a_lost_call_is_unavailable(monkeypatch, how):
+    """The new connection has a deadline too, and what a package raises of it is no PathError."""
+
+    def connecting() -> None:
+        if how == "refused":
+            raise RuntimeError("no banner")
+        assert Frozen.thaws.wait(WAIT_S)
+
+    monkeypatch.setitem(_registry, "sftp", Frozen)
+    monkeypatch.setattr(Frozen, "is_first", True)
+    monkeypatch.setattr(Frozen, "thaws", threading.Event(), raising=False)
+    files = FsspecFileSystem(parse("sftp://host/x"), FileSystemConfig(patience_s=0.2))
+    monkeypatch.setattr(Frozen, "connecting", connecting)
+    try:
+        with pytest.raises(StorageUnavailable, match="cannot write"):
+            files.write("sftp://host/x/a", b"one")
+        with pytest.raises(StorageUnavailable, match=r"cannot connect to .*no (banner|answer)"):
+            files.status("sftp://host/x/a")
+    finally:
+        Frozen.thaws.set()
+    monkeypatch.setattr(Frozen, "connecting", bool)
+    files.write("sftp://host/x/a", b"two")

@@ -134,7 +134,7 @@ def test_only_directories_on_the_way_are_listed():
             listed.append(directory)
             below = str(directory).rstrip("/")
             return [
-                FileStatus(f"{below}/{name}", 0, f"{below}/{name}" in tree, 0)
+                FileStatus(f"{below}/{name}", 0, f"{below}/{name}" in tree)
                 for name in tree.get(str(directory), [])
             ]
 

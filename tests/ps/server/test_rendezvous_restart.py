@@ -137,6 +137,7 @@ def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(passed_module, "MAX_KEPT_ANSWERS", 1)
+    monkeypatch.setattr(rendezvous_module, "PROBE_PERIOD_S", MEET_S)  # it asks but once
     with trained(tmp_path) as (bed, (one, other)):
         other.close()
         bed.restart(0, tmp_path)
@@ -147,7 +148,7 @@ def test_a_worker_that_waits_where_the_others_have_been_is_refused_if_the_values
             wait_until(lambda: bool(board.open_now()), "the late worker waits")
             one.describe()
 
-        found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=MEET_S), follow)
+        found, _ = run_all(partial(late.rendezvous, "build", b"late", timeout_s=20.0), follow)
         assert isinstance(found, ServerPhaseError)
         assert "'build' is over, and its values are no longer kept" in str(found)
 
@@ -185,7 +186,7 @@ def test_workers_that_disagree_on_what_they_passed_are_told_of(
 def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(rendezvous_module, "PROBE_PERIOD_S", 0.2)
+    monkeypatch.setattr(rendezvous_module, "PROBE_PERIOD_S", 0.6)  # half of its least wait
     monkeypatch.setattr(rendezvous_module, "TELL_PERIOD_S", 0.3)
     caplog.set_level(logging.WARNING)
     with cluster("tcp", num_workers=3) as bed:
@@ -195,7 +196,7 @@ def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
             return [each for each in caplog.messages if "rendezvous 'epoch'" in each]
 
         def come_late() -> None:
-            wait_until(lambda: len(told()) > 1, "worker 0 has said it twice")
+            wait_until(lambda: len(told()) > 1, "worker 0 has said it twice", timeout_s=20.0)
             (each,) = bed.driver().stats()[0].open_rendezvous
             assert (each.key, each.missing) == ("epoch", (1, 2))
             assert each.waited_s > 0.3
@@ -205,7 +206,7 @@ def test_who_waits_for_long_says_for_whom_and_so_does_the_server(
                     target=late.rendezvous, args=("epoch", b""), kwargs={"timeout_s": MEET_S}
                 ).start()
 
-        meet = partial(clients[0].rendezvous, "epoch", b"", timeout_s=MEET_S)
+        meet = partial(clients[0].rendezvous, "epoch", b"", timeout_s=30.0)
         found, end = run_all(meet, come_late)
         assert end is None, end
         assert sorted(found) == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support.keras_training import serving, together
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.fit_place import FitPlace
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
 from tfos.keras.step.adapted_layers import adapted_layers
@@ -173,3 +175,22 @@ def test_workers_with_other_vocabularies_or_bins_are_refused(
                 assert cluster.pushes == 0
             else:
                 together(fit, 2)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_restarted_worker_with_another_vocabulary_is_refused(epoch: int):
+    import tensorflow as tf
+
+    x = tf.constant(WORDS.astype(str))
+    with serving(num_workers=2) as cluster:
+        chief, lost = cluster.contexts
+        cluster.servers[0].worker_lost(1)
+        model = distribute(numbers_of(lookup(WORDS)), chief)
+        model.fit(x, Y, batch_size=32, epochs=2, verbose=0)
+        chief.client.finish()
+        place = FitPlace(0, epoch)
+        again = replace(lost, client=lost.make_client(100), fit_place=place)
+        other = distribute(numbers_of(lookup([["c"], ["b"], ["b"]])), again)
+        with pytest.raises(SettingsError, match=r"worker 1 and .* worker 0 have learned different"):
+            other.fit(x, Y, batch_size=32, epochs=2, verbose=0)
+        again.client.close()

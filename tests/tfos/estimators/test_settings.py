@@ -510,7 +510,7 @@ def test_rows_that_count_twice_in_an_evaluation_are_a_warning(
 
 
 def test_a_stream_is_no_data_of_a_fit():
-    frame: Any = SimpleNamespace(isStreaming=True)
+    frame: Any = SimpleNamespace(mapInArrow=None, isStreaming=True)
     plan, recipe = ColumnPlan(features=("x",), labels=("y",)), ModelRecipe(model_fn=object)
     for ask in (
         lambda: training.fit(frame, plan, recipe, FitSettings()),
@@ -518,6 +518,14 @@ def test_a_stream_is_no_data_of_a_fit():
     ):
         with pytest.raises(SettingsError, match=r"has no end; .*An estimator takes spark.read in"):
             ask()
+
+
+def test_none_is_no_data_of_a_fit():
+    """It ended in an AttributeError."""
+    nothing: Any = None
+    plan, recipe = ColumnPlan(features=("x",), labels=("y",)), ModelRecipe(model_fn=object)
+    with pytest.raises(SettingsError, match=r"must be a Spark DataFrame, got builtins\.NoneType"):
+        training.fit(nothing, plan, recipe, FitSettings())
 
 
 @pytest.mark.parametrize("ask", ["fit", "evaluate"])

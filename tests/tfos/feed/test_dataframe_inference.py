@@ -93,6 +93,7 @@ class Column:
     """A DataFrame of Spark, which answers the names of its columns."""
 
     isStreaming = False
+    mapInArrow = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "mapPartitionsWithIndex":

@@ -137,16 +137,16 @@ def test_odd_names_and_links_lead_nowhere(places, monkeypatch):
     (here / "link").symlink_to(here.parent)
     (here / f"file.{EVENTS}").symlink_to(outside)
     names = [*NAMES_THAT_LEAD_ASTRAY, "../outside", f"../{EVENTS}"]
-    listed = [FileStatus(f"{there}/{name}{EVENTS}", 7, False, 0) for name in names]
-    listed += [FileStatus(f"{there}/link", 0, True, 0), FileStatus(f"{there}/..", 0, True, 0)]
-    listed += [FileStatus(f"{there}/file.{EVENTS}", 7, False, 0)]
+    listed = [FileStatus(f"{there}/{name}{EVENTS}", 7, False) for name in names]
+    listed += [FileStatus(f"{there}/link", 0, True), FileStatus(f"{there}/..", 0, True)]
+    listed += [FileStatus(f"{there}/file.{EVENTS}", 7, False)]
 
     class Fs(LocalFileSystem):
         def entries(self, directory) -> list[FileStatus]:
             return (
                 listed
                 if str(directory) == str(there)
-                else [FileStatus(f"{directory}/{EVENTS}", 7, False, 0)]
+                else [FileStatus(f"{directory}/{EVENTS}", 7, False)]
             )
 
     put(there, EVENTS, b"hostile")

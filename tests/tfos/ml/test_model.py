@@ -30,14 +30,14 @@ def test_floats_for_ids_are_refused_before_an_evaluation_starts_a_node():
         outputs={"y": TensorInfo("float32", (1,))},
     )
     fields = [StructField("x", DecimalType(20, 0)), StructField("y", DoubleType())]
-    frame: Any = SimpleNamespace(schema=StructType(fields), sparkSession=None)
+    frame: Any = SimpleNamespace(mapInArrow=None, schema=StructType(fields), sparkSession=None)
     with pytest.raises(SettingsError, match=r"column x: decimal: the model takes ids of int64"):
         model.evaluate(frame)
 
 
 def test_a_model_that_was_never_compiled_is_evaluated_by_no_node():
     """A cluster started for it, and its worker told of functions that are not in the file."""
-    frame: Any = None
+    frame: Any = SimpleNamespace(mapInArrow=None)
     with pytest.raises(NotCompiled, match=r"never compiled: .*keras_model\(\) .*compile\("):
         KerasModel(keras_file(None)).evaluate(frame)
 
@@ -47,7 +47,7 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
     monkeypatch.setattr(estimator_module, "_directories", {})
     monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
     estimator = KerasEstimator(model_fn=object, clusterSize=2, checkpointDir="/c", resume=True)
-    frame: Any = SimpleNamespace(columns=["features", "label"])
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["features", "label"])
     estimator._fit(frame)
     text = r"'/c': a fit of this program has ended there.* in another program.* restart its kernel"
     with pytest.raises(SettingsError, match=text):
@@ -62,7 +62,7 @@ def test_a_model_is_evaluated_with_the_config_of_its_estimator(monkeypatch):
     monkeypatch.setattr(model_module, "described", lambda recipe, _: recipe)
     monkeypatch.setattr(model_module, "evaluate", lambda *given: asked.append(given[-1]))
     config = ClusterConfig(allow_dynamic=True)
-    frame: Any = SimpleNamespace(columns=["features", "label"], sparkSession=None)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["features", "label"], sparkSession=None)
     KerasEstimator(model_fn=object, batchSize=7, config=config)._fit(frame).evaluate(frame)
     assert [(each.config, each.batch_size) for each in asked] == [(config, 7)]
 
@@ -105,7 +105,7 @@ def predictor_for(values, shape, monkeypatch, **params):
     model._set(**params)
     model._signature = dataclasses.replace(model._signature, outputs={"y": info})
     monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
-    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["x"], sparkSession=None)
     return model._transform(frame)
 
 
@@ -220,7 +220,7 @@ def test_results_without_a_place_are_refused_before_a_fit(
     monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
     estimator = KerasEstimator(model_fn=object, **params)
     estimator.recipe = dataclasses.replace(estimator.recipe, outputs=outputs)
-    frame: Any = SimpleNamespace(columns=given)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=given)
     with pytest.raises(SettingsError, match=text):
         estimator._fit(frame)
 
@@ -230,7 +230,7 @@ def labelled(monkeypatch: pytest.MonkeyPatch, **params: Any) -> tuple[KerasEstim
     monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"", {}))
     estimator = KerasEstimator(model_fn=object, labelCols=["click", "buy"], **params)
     estimator.recipe = dataclasses.replace(estimator.recipe, outputs=("click", "buy"))
-    return estimator, SimpleNamespace(columns=["x", "click", "buy"])
+    return estimator, SimpleNamespace(mapInArrow=None, columns=["x", "click", "buy"])
 
 
 def test_outputs_may_be_called_as_their_labels_and_fit_says_what_transform_needs(monkeypatch):
@@ -260,7 +260,7 @@ def test_predicted_columns_that_are_named_stay_apart_from_labels(monkeypatch):
 def test_a_model_takes_as_many_rows_as_it_is_told(monkeypatch):
     model = model_of(y=(1,)).setPredictBatchSize(7)
     monkeypatch.setattr(model_module, "predicted", lambda frame, predictor: predictor)
-    frame: Any = SimpleNamespace(columns=["x"], sparkSession=None)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["x"], sparkSession=None)
     assert model._transform(frame).batch_size == 7
     assert model_of(y=(1,))._transform(frame).batch_size == 1024
     with pytest.raises(SettingsError, match="predictBatchSize must be an int >= 1, got 0"):

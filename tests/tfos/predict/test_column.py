@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,7 +128,6 @@ def test_a_plain_path_is_where_the_cluster_exports_to(
     session = SimpleNamespace(sparkContext=spark)
     monkeypatch.setattr(column, "active_session", lambda: session)
     monkeypatch.setattr(column, "read_signature", asked)
-    monkeypatch.setattr(column, "is_frame", lambda frame: True)
     monkeypatch.setattr(column, "check_classic", lambda frame: None)
     frame = SimpleNamespace(sparkSession=session)
     for call in (
@@ -147,7 +147,6 @@ def test_a_model_whose_inputs_have_no_columns_of_their_names_asks_for_columns(mo
         source=SOURCE, digest="d", inputs={"a": info, "b": info}, outputs={"y": info}
     )
     monkeypatch.setattr(column, "read_signature", lambda session, source: signature)
-    monkeypatch.setattr(column, "is_frame", lambda frame: True)
     monkeypatch.setattr(column, "check_classic", lambda frame: None)
     monkeypatch.setattr(column, "_whole_path", lambda session, path: path)
     frame = SimpleNamespace(sparkSession=None, columns=["a", "x"])
@@ -156,10 +155,10 @@ def test_a_model_whose_inputs_have_no_columns_of_their_names_asks_for_columns(mo
         predicted_by(frame, "m.keras", None, None, "error")
 
 
-@pytest.mark.parametrize("rows", [None, {}, "/data.parquet"])
+@pytest.mark.parametrize("rows", [None, {}, "/data.parquet", PurePath("/data.parquet")])
 def test_rows_that_are_no_frame_are_refused(rows):
     """They ended in an AttributeError."""
-    text = r"model='m\.keras' predicts the rows of a Spark DataFrame, got .*createDataFrame\(rows"
+    text = r"rows must be a Spark DataFrame, got (builtins|pathlib)\..*; use spark\.read or "
     with pytest.raises(SettingsError, match=text):
         predicted_by(rows, "m.keras", None, None, "error")
 

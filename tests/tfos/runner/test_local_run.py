@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from subprocess import run
 from typing import Any, cast
 
 import cloudpickle
@@ -17,6 +18,7 @@ import pytest
 
 import tfos
 from tests.support.feed import eventually
+from tests.support.waiting import WAIT_S
 from tfos import runner
 from tfos.errors import (
     NodeFailedError,
@@ -63,6 +65,17 @@ def test_ranks_run_below_a_long_path_of_temporary_files(tmp_path, monkeypatch):
     with pytest.raises(NodeFailedError, match=r"OSError: .*at most 107 bytes; name a shorter"):
         run_local(sums, (5,), {}, 1)
     assert list(deep.iterdir()) == []
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    program = "import os; from tfos.runner.local_run import run_local; "
+    program += "run_local(lambda: os.kill(os.getppid(), 9), (), {}, 1)"
+    run([sys.executable, "-c", program], check=False, timeout=WAIT_S)
+    assert len(list(tmp_path.iterdir())) == 1
+    run_local(os.getpid, (), {}, 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def says(word):

@@ -12,6 +12,7 @@ from tfos.timeseries import windows
 
 
 class Frame:
+    mapInArrow = None
     dtypes = (
         ("plane", "string"),
         ("leaves", "timestamp"),
@@ -52,10 +53,10 @@ def test_what_cannot_work_is_refused_at_the_call(changed, text):
 
 
 @pytest.mark.parametrize(
-    "given", [type("DataFrame", (), {"__module__": "pandas.core.frame"})(), [("a", 1, 0.5)]]
+    "given", [type("DataFrame", (), {"__module__": "pandas.core.frame"})(), [("a", 1, 0.5)], None]
 )
 def test_rows_that_are_no_dataframe_of_spark_are_refused(given):
     """They ended in an error about their dtypes."""
-    text = r"must be a Spark DataFrame, got .*; use spark\.createDataFrame\(data"
+    text = r"must be a Spark DataFrame, got .*; use .*spark\.createDataFrame"
     with pytest.raises(SettingsError, match=text):
         windows(given, "plane", "leaves", "delay", 3, 1)

@@ -383,7 +383,12 @@ def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
         )
     try:
         with np.errstate(over="raise"):  # the processor flags it: no pass over the values
-            return values.astype(wanted, copy=False)
+            cast = values.astype(wanted, copy=False)
+            if wanted.name == "bfloat16":  # its cast flags nothing just above its range
+                lost = values[~np.isfinite(cast)].astype(np.float64)
+                if np.isfinite(lost).any():
+                    raise FloatingPointError
+            return cast
     except FloatingPointError:
         numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
         finite = numbers[np.isfinite(numbers)]

@@ -25,7 +25,7 @@ from tfos.keras.step.adapted_layers import AdaptedLayer, adapted_layers, differi
 
 
 class DataState(msgspec.Struct, frozen=True):
-    """What one worker reads, and its progress."""
+    """What one worker reads, its progress, and what its layers make of the rows."""
 
     files: FoundFiles | None = None
     """Files of the training data; None: the data are not files."""
@@ -35,6 +35,8 @@ class DataState(msgspec.Struct, frozen=True):
     """Next epoch of the validation data."""
     validation_files: FoundFiles | None = None
     """Files of the validation data; None: the data are not files."""
+    adapted: tuple[AdaptedLayer, ...] = ()
+    """What `adapt` has taught the model's layers."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -45,8 +47,6 @@ class Beginning(msgspec.Struct, frozen=True):
     end: int | None
     """Epoch after its last one; None: the model's own fit decides."""
     data: DataState = DataState()
-    adapted: tuple[AdaptedLayer, ...] = ()
-    """What `adapt` has taught the model's layers."""
 
     def __str__(self) -> str:
         end = "?" if self.end in (None, AllEpochs()) else self.end
@@ -90,8 +90,7 @@ class FitData:
 
     def beginning(self) -> Beginning:
         """Return what the others compare with their own."""
-        state = self._state(*self._found)
-        return Beginning(self._first, self._end, state, self._adapted)
+        return Beginning(self._first, self._end, self._state(*self._found))
 
     def state(self) -> DataState:
         """Return what a worker that joins later compares; it names no files."""
@@ -104,7 +103,7 @@ class FitData:
         trained, validated = (
             0 if data is None else data.next_epoch for data in (self._trained, self._validated)
         )
-        return DataState(files, trained, validated, validation_files)
+        return DataState(files, trained, validated, validation_files, self._adapted)
 
     def begin(self, told: Mapping[int, Beginning], number: int) -> None:
         """Begin together with the others; a restarted worker takes their epochs of data.
@@ -125,15 +124,8 @@ class FitData:
                     "They would wait for each other at the ends of different epochs. Pass the same "
                     "initial_epoch and epochs on every worker"
                 )
-        if layers := differing(own.adapted, rank, {r: each.adapted for r, each in told.items()}):
-            raise SettingsError(
-                f"{layers} have learned different vocabularies or bins, so the same number would "
-                "mean different things in their rows. Call adapt with the same data on every "
-                "worker, or once in the driver, and pass what it has found: "
-                "StringLookup(vocabulary=...), Discretization(bin_boundaries=...)"
-            )
         states = {other: each.data for other, each in told.items()}
-        self._check_files(states)
+        self._check(states)
         if self._ctx.fit_place is not None:
             self._go_on(max((each.epoch for each in states.values()), default=0), states)
 
@@ -145,12 +137,21 @@ class FitData:
             place: place where they train.
 
         Raises:
-            SettingsError: another worker has found other files.
+            SettingsError: another worker has found other files, or its layers have learned other
+                vocabularies or bins.
         """
-        self._check_files(told)
+        self._check(told)
         self._go_on(place.files_epoch, told)
 
-    def _check_files(self, told: Mapping[int, DataState]) -> None:
+    def _check(self, told: Mapping[int, DataState]) -> None:
+        rank, adapted = self._ctx.worker_rank, {r: each.adapted for r, each in told.items()}
+        if layers := differing(self._adapted, rank, adapted):
+            raise SettingsError(
+                f"{layers} have learned different vocabularies or bins, so the same number would "
+                "mean different things in their rows. Call adapt with the same data on every "
+                "worker, or once in the driver, and pass what it has found: "
+                "StringLookup(vocabulary=...), Discretization(bin_boundaries=...)"
+            )
         found = {rank: each.files for rank, each in told.items()}
         self._check_same(self._trained, found, "fit on files", "trained")
         found = {rank: each.validation_files for rank, each in told.items()}

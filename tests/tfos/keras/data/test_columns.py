@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by it
 import numpy as np
 import pytest
 
@@ -163,6 +164,7 @@ def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, valu
         (np.array([1.0, 70000.0]), "float16", "from 1.0 to 70000.0, .*infinite in float16"),
         (np.array([1, -70000]), "float16", "from -70000 to 1, .*infinite in float16"),
         (np.array([np.nan, np.inf, 1e39]), None, r"from 1e\+39 to 1e\+39, .*infinite in float32"),
+        (np.array([np.inf, 3.4e38]), "bfloat16", r"from 3.4e\+38 to .*infinite in bfloat16"),
     ],
 )
 def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, shown):
