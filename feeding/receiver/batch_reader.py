@@ -329,7 +329,8 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
         rows.extend(np.split(flat, bounds[1:-1] - bounds[0]))
     for row in rows:
         _check_range(row, dtype, spec.name, feed)
-    values = np.concatenate(rows).astype(dtype, copy=False) if rows else np.empty(0, dtype)
+    # Checked above; numpy would join int64 and uint64 as floats.
+    values = np.concatenate(rows, dtype=dtype, casting="unsafe") if rows else np.empty(0, dtype)
     return Ragged(values, offsets_of(rows))
 
 

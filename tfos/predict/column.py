@@ -324,7 +324,10 @@ def _listed(given: Sequence[str] | str | None, names: Any) -> list[str]:
 
 
 def _name_of(column: Any) -> str:
-    return column if isinstance(column, str) else str(column).removeprefix("Column<'")[:-2]
+    name = column if isinstance(column, str) else str(column).removeprefix("Column<'")[:-2]
+    # A name with a dot is a column only in backticks, which are not part of it.
+    inside = name[1:-1].replace("``", "`")
+    return inside if name == dataframe_columns.quoted(inside) else name
 
 
 def _udf() -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfos.errors import SettingsError
-from tfos.feed.dataframe_columns import positions_of, quoted
+from tfos.feed.dataframe_columns import positions_of
 from tfos.timeseries.cutting import TIME, VALUE, WindowPlan, cut
 
 _NUMBERS = {"tinyint", "smallint", "int", "bigint", "float", "double"}
@@ -91,7 +91,8 @@ class WindowTask:
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches of windows."""
-        for table in cut(batches, self.plan):
+        names = [*self.plan.series, TIME, VALUE]
+        for table in cut((batch.rename_columns(names) for batch in batches), self.plan):
             yield from table.to_batches(_MAX_ROWS)
 
 
@@ -156,9 +157,12 @@ def _every(every: object, kind: str) -> float | None:
 def _sorted(df: Any, series: tuple[str, ...], time: str, value: str, plan: WindowPlan) -> Any:
     from pyspark.sql import functions
 
-    names = list(map(quoted, series))
-    number = functions.col(quoted(value)).cast("double")
-    rows = df.select(*names, functions.col(quoted(time)).alias(TIME), number.alias(VALUE))
+    from tfos.feed.dataframe import chosen
+
+    # Spark reads `a.b` as field b of a, and `T` and `t` as the same name: WindowTask names them.
+    names = [f"c{place}" for place in range(len(series))]
+    rows = chosen(df, (*series, time, value)).toDF(*names, TIME, VALUE)
+    rows = rows.withColumn(VALUE, functions.col(VALUE).cast("double"))
     if plan.averages_duplicates:
         # NaN is not below infinity: Spark treats it as the largest number.
         usable = functions.when(functions.abs(VALUE) < math.inf, functions.col(VALUE))

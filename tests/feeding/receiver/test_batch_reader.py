@@ -117,6 +117,15 @@ def test_ragged_rows_keep_their_lengths_across_chunks():
     assert np.diff(ragged.offsets).tolist() == [len(row) for row in rows]
 
 
+@pytest.mark.parametrize("first", ["int64", "uint64"])
+def test_ragged_rows_of_both_64_bit_dtypes_keep_large_ids(first):
+    other = "uint64" if first == "int64" else "int64"
+    rows = [np.array([2**60 + 1] * (i % 4), first if i < 4 else other) for i in range(8)]
+    ragged = one_batch(rows).nest()
+    assert ragged.values.dtype == first
+    assert ragged.values.tolist() == [2**60 + 1] * 12
+
+
 def test_chunks_of_ints_and_floats_join_only_where_nothing_is_lost():
     rows = [[1, 2]] * 4 + [[0.5, 2]] * 4
     assert one_batch(rows[::-1]).nest()[7].tolist() == [1.0, 2.0]

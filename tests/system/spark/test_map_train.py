@@ -163,3 +163,17 @@ def test_windows_of_many_series_are_those_of_each_alone(spark):
     assert [row[1:] for row in found if row["time"] == 0] == list(map(tuple, alone.collect()))
     with pytest.raises(PySparkException, match=r"the series time=\d+ has two rows with the time"):
         windows(doubled, **given).count()
+
+
+@pytest.mark.parametrize("duplicates", ["error", "mean"])
+def test_windows_of_columns_with_any_names(spark, duplicates):
+    """Spark reads a dot as a field of a struct, and names in any case as one."""
+    rows = SparkSession(spark).range(6).selectExpr("7", "id", "float(id)")
+    rows = rows.toDF("At.`UTC", "at.`utc", "a value")
+    names = {"id": "At.`UTC", "time": "at.`utc", "value": "a value"}
+    found = windows(rows, **names, lookback=3, horizon=2, duplicates=duplicates)
+    assert found.columns == ["At.`UTC", "at.`utc", "past", "future"]
+    assert [(row[0], row[1], row[2], row[3]) for row in sorted(found.collect())] == [
+        (7, 2, [0, 1, 2], [3, 4]),
+        (7, 3, [1, 2, 3], [4, 5]),
+    ]

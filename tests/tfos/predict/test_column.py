@@ -16,7 +16,13 @@ from tests.support.exports import write_export
 from tests.support.fake_spark import FakeSpark
 from tfos.errors import ExportError, SettingsError
 from tfos.predict import column
-from tfos.predict.column import check_kinds, predict_column, predicted_by, read_signature
+from tfos.predict.column import (
+    PredictColumn,
+    check_kinds,
+    predict_column,
+    predicted_by,
+    read_signature,
+)
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource, TensorInfo
 
@@ -268,3 +274,24 @@ def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
             places(*columns)
     # Named at predict_column, they are as they are named.
     assert places("item", "user", inputs=["user", "item"]) == (("user", (0,)), ("item", (1,)))
+
+
+def test_columns_in_backticks_have_the_names_inside(monkeypatch):
+    """Spark takes `a.b` without them as a field: such columns were filled by place, swapped."""
+    told: list[tuple[str, ...]] = []
+
+    class Named(PredictColumn):
+        def udf(self, *names: str) -> Any:
+            told.append(names)
+            return lambda *_: SimpleNamespace(alias=str)
+
+    class Column:  # as Spark's
+        def __str__(self) -> str:
+            return "Column<'`c.d`'>"
+
+    monkeypatch.setattr("pyspark.sql.functions.col", str)
+    signature = ModelSignature(source=SOURCE, digest="d", inputs={}, outputs={})
+    predict = Named(signature, None, [], 3)
+    predict("`a.b`", Column())
+    predict("`a``.b`", "`s`.`x`", "x", "`")
+    assert told == [("a.b", "c.d"), ("a`.b", "`s`.`x`", "x", "`")]
