@@ -175,11 +175,13 @@ class RowMapper:
             return Ragged(
                 self._cast(part.values.numpy(), dtype, float_dtype), part.row_splits.numpy()
             )
+        if hasattr(part, "numpy") and not hasattr(part, "ragged_rank"):  # a tensor, from a map_fn
+            part = part.numpy()
         if not isinstance(part, np.ndarray):
             raise SettingsError(
                 f"the batch holds {type(part).__name__}, not an array; map_fn=... must return "
-                "arrays, or feeding.Ragged or tf.RaggedTensor [batch, None] for features whose "
-                "rows have differing lengths"
+                "arrays or tensors, or feeding.Ragged or tf.RaggedTensor [batch, None] for "
+                "features whose rows have differing lengths"
             )
         if dtype is None and part.dtype == np.float64:
             dtype = float_dtype

@@ -273,7 +273,7 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
         (
             RowMapper(),
             ("text", LABELS),
-            "the batch holds str, not an array; map_fn=... must return arrays",
+            "the batch holds str, not an array; map_fn=... must return arrays or tensors",
         ),
         (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
         (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
