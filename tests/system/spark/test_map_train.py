@@ -170,7 +170,7 @@ def test_windows_of_columns_with_any_names(spark, duplicates):
     """Spark reads a dot as a field of a struct, and names in any case as one."""
     rows = SparkSession(spark).range(6).selectExpr("7", "id", "float(id)")
     rows = rows.toDF("At.`UTC", "at.`utc", "a value")
-    names = {"id": "At.`UTC", "time": "at.`utc", "value": "a value"}
+    names: dict[str, Any] = {"id": "At.`UTC", "time": "at.`utc", "value": "a value"}
     found = windows(rows, **names, lookback=3, horizon=2, duplicates=duplicates)
     assert found.columns == ["At.`UTC", "at.`utc", "past", "future"]
     assert [(row[0], row[1], row[2], row[3]) for row in sorted(found.collect())] == [
