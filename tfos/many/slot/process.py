@@ -1,7 +1,7 @@
 """The process of one slot: draws items, has them trained, keeps their values, reports.
 
-Covers: time limits, fresh trainers after a death, the values' files, the driver's lease, the end
-of everything when the task or the driver is gone.
+Covers: time limits, fresh trainers after a death or growth, the values' files, the driver's lease,
+the end of everything when the task or the driver is gone.
 Does not: unpickle anything or run user code (tfos.many.slot.trainer).
 Runs in: a process that the slot's task has started, in a session of its own, since PySpark's daemon
 signals its process group and kills its workers.
@@ -146,7 +146,7 @@ class Slot:
                     return
             elif (trainer := self._trainer) is None:
                 return
-            is_next_here = self._is_brief and not self._is_full
+            is_next_here = self._is_brief and not self._is_full and not trainer.has_grown
             ahead = self._order_ahead(trainer) if is_next_here else None
             self._keep()
             current = self._finish(trainer, current, ahead)
@@ -285,9 +285,9 @@ class Slot:
         self._spooled_bytes += len(head) + len(value)
 
     def _living_trainer(self, item: int) -> TrainerProcess | None:
-        """Return the trainer, a fresh one if the last one has ended; None if it does not start."""
-        if self._trainer is not None and self._trainer.has_ended:
-            self._end_trainer()
+        """Return the trainer; a fresh one if it has ended or grown, None if that does not start."""
+        if (trainer := self._trainer) is not None and (trainer.has_ended or trainer.has_grown):
+            self._end_trainer(kill=trainer.has_ended)
         if self._trainer is not None:
             return self._trainer
         try:
@@ -306,9 +306,9 @@ class Slot:
             time.sleep(pause_s)
         return None
 
-    def _end_trainer(self) -> None:
+    def _end_trainer(self, *, kill: bool = True) -> None:
         if self._trainer is not None:
-            self._trainer.close(kill=True)
+            self._trainer.close(kill=kill)
             self._trainer = None
 
     def _take_ready(self) -> tuple[tuple[Ended, ...], tuple[int, ...]]:
