@@ -342,8 +342,9 @@ def test_a_process_that_has_grown_trains_no_further_item(slot, monkeypatch):
             self.closed.append(kill)
 
     class Client:
-        def draw(self, draw: Draw) -> Train:
-            return Train(next(items), 1)
+        def draw(self, draw: Draw) -> Train | EndSlot:
+            item = next(items, None)
+            return EndSlot() if item is None else Train(item, 1)
 
     items = iter(range(4, 9))
     places = {item: (item, 1) for item in range(3, 9)}
@@ -354,7 +355,7 @@ def test_a_process_that_has_grown_trains_no_further_item(slot, monkeypatch):
     slot._answered((), Train(3, 1))
     slot._train_from(3)
     assert made[0].items == [3, 4]  # 5 is not ordered ahead
-    assert slot._living_trainer(5) is made[1]
+    assert slot._living_trainer(5) is made[-1] is not made[0]
     assert made[0].closed == [False]  # its exit handlers run
 
 

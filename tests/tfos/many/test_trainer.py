@@ -103,8 +103,8 @@ def test_a_trainer_that_does_not_come_to_its_item_costs_no_attempt(got, text):
 
 
 def test_a_trainer_has_grown_by_what_it_keeps_after_its_first_item(monkeypatch):
-    resident, clock = [3 << 30], [0.0]
-    monkeypatch.setattr(trainer_process, "resident_bytes", lambda pid: resident[0])
+    private, clock = [3 << 30], [0.0]
+    monkeypatch.setattr(trainer_process, "private_bytes", lambda pid: private[0])
     monkeypatch.setattr("tfos.many.slot.trainer_process.time.monotonic", lambda: clock[0])
     trainer: Any = TrainerProcess.__new__(TrainerProcess)
     trainer._child, trainer._started_s, trainer._first_bytes = SimpleNamespace(pid=1), 0.0, 0
@@ -112,10 +112,10 @@ def test_a_trainer_has_grown_by_what_it_keeps_after_its_first_item(monkeypatch):
     clock[0] = trainer_process.LEAST_AGE_S + 1
     assert not trainer.has_grown  # what it has loaded before is not known to grow
     trainer.outcome(3, 0.0, None)
-    resident[0] += trainer_process.GROWN_BYTES
+    private[0] += trainer_process.GROWN_BYTES
     trainer.outcome(4, 0.0, None)
     assert not trainer.has_grown
-    resident[0] += 1
+    private[0] += 1
     assert trainer.has_grown
     clock[0] = 1.0  # it has just replaced another one
     assert not trainer.has_grown

@@ -11,6 +11,7 @@ Threads: the main thread trains; `tfos-watch` beats and ends the process.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import struct
@@ -42,6 +43,8 @@ from tfos.many.slot.trainer_process import TrainerProcess
 from tfos.node import procfs, whole_files
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
+
+_log = logging.getLogger(__name__)
 
 LEASE_S = 20.0
 """The slot ends when the driver has not answered for this long."""
@@ -287,6 +290,9 @@ class Slot:
     def _living_trainer(self, item: int) -> TrainerProcess | None:
         """Return the trainer; a fresh one if it has ended or grown, None if that does not start."""
         if (trainer := self._trainer) is not None and (trainer.has_ended or trainer.has_grown):
+            if not trainer.has_ended:
+                slot = self._spec.slot
+                _log.info("slot %d: a fresh process, as the last one has grown by 1 GiB", slot)
             self._end_trainer(kill=trainer.has_ended)
         if self._trainer is not None:
             return self._trainer

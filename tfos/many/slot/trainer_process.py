@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rpc.process_stat import resident_bytes
+from rpc.process_stat import private_bytes
 from tfos.errors import LinkError
 from tfos.many.messages import (
     Ended,
@@ -40,8 +40,9 @@ from tfos.node.supervisor.children import Child, child_env, spawn
 START_S = 300.0
 """Seconds from the start of the process until it has imported what the function needs."""
 GROWN_BYTES = 1 << 30
-"""Growth since its first item for which a trainer is replaced: TensorFlow keeps some MB of each
-model that a process has fitted, for good."""
+"""Growth since its first item for which a trainer is replaced: TensorFlow keeps the variables and
+graphs of each model that a process has fitted, for good. Mapped files do not count: they are the
+way to keep large data from item to item."""
 LEAST_AGE_S = 120.0
 """A younger trainer stays: what has grown may be data of the function, and imports take seconds."""
 _END_S = 5.0
@@ -110,7 +111,7 @@ class TrainerProcess:
         return (
             self._first_bytes > 0
             and time.monotonic() - self._started_s > LEAST_AGE_S
-            and resident_bytes(self._child.pid) - self._first_bytes > GROWN_BYTES
+            and private_bytes(self._child.pid) - self._first_bytes > GROWN_BYTES
         )
 
     def await_ready(self, item: int) -> Ended | None:
@@ -149,7 +150,7 @@ class TrainerProcess:
         left_s = None if timeout_s is None else started_s + timeout_s - time.monotonic()
         got = self._next(left_s)
         seconds = time.monotonic() - started_s
-        self._first_bytes = self._first_bytes or resident_bytes(self._child.pid)
+        self._first_bytes = self._first_bytes or private_bytes(self._child.pid)
         if isinstance(got, Returned | TrainingRaised):
             self._tail.clear()  # this item's output is not shown for the next one
         if isinstance(got, Returned):
