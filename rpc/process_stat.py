@@ -22,8 +22,19 @@ def stat_fields(pid: int) -> list[bytes]:
 
 def resident_bytes(pid: int) -> int:
     """Return the memory that a process has resident; 0 if there is no such process, or no /proc."""
+    return _memory(pid)[0]
+
+
+def private_bytes(pid: int) -> int:
+    """Return its resident memory but for mapped files and shared memory; 0 as resident_bytes."""
+    resident, shared = _memory(pid)
+    return resident - shared
+
+
+def _memory(pid: int) -> tuple[int, int]:
     try:
-        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
+        resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split()[1:3]
     except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return 0, 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(resident) * page, int(shared) * page

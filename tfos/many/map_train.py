@@ -52,8 +52,8 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     """Train many independent models: `fn(item)` for each item, on Spark's task slots.
 
     Each slot has one process that trains one item after the other, so TensorFlow is imported once
-    per slot. An attempt that raises, takes too long or whose process dies is repeated; after a
-    death or a timeout in a fresh process. Items may be trained in any order.
+    per slot. An attempt that raises, takes too long or whose process dies is repeated. A fresh
+    process follows a death, a timeout or growth by 1 GiB. Items may be trained in any order.
 
     Args:
         items: a list, a mapping from names to items, or `df.groupBy("series")`: then

@@ -15,7 +15,7 @@ import pytest
 from tests.support.short_calls import VALUE, file, short_calls
 from tfos.control.authority import ClusterAuthority
 from tfos.errors import ControlUnavailable
-from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train
+from tfos.many.messages import Draw, Ended, Ending, EndSlot, SlotBeat, Train, TrainItem
 from tfos.many.server import many_server
 from tfos.many.slot import process
 from tfos.many.slot.client import ManyClient
@@ -301,7 +301,7 @@ def test_a_slot_waits_between_processes_that_do_not_start(slot, monkeypatch):
     assert [each.how for each in slot._ready] == 4 * [Ending.NOT_BEGUN]
 
     class Starts:
-        has_ended = False
+        has_ended = has_grown = False
 
         def __init__(self, *_: object):
             pass
@@ -315,6 +315,48 @@ def test_a_slot_waits_between_processes_that_do_not_start(slot, monkeypatch):
     monkeypatch.setattr(process, "TrainerProcess", NoProcess)
     assert slot._living_trainer(3) is None
     assert paused == [1.0, 2.0, 4.0, 1.0]
+
+
+def test_a_process_that_has_grown_trains_no_further_item(slot, monkeypatch):
+    """TensorFlow keeps memory of each model; a slot of thousands would fill its host."""
+    made: list[Any] = []
+
+    class Fake:
+        has_ended = has_grown = False
+
+        def __init__(self, *_: object):
+            self.items, self.closed = list[int](), list[bool]()
+            made.append(self)
+
+        def await_ready(self, item: int) -> None:
+            pass
+
+        def order(self, order: TrainItem) -> None:
+            self.items.append(order.offset)
+
+        def outcome(self, item: int, *_: object) -> Ended:
+            self.has_grown = item >= 3
+            return Ended(item, Ending.RAISED, 0.01)
+
+        def close(self, *, kill: bool) -> None:
+            self.closed.append(kill)
+
+    class Client:
+        def draw(self, draw: Draw) -> Train | EndSlot:
+            item = next(items, None)
+            return EndSlot() if item is None else Train(item, 1)
+
+    items = iter(range(4, 9))
+    places = {item: (item, 1) for item in range(3, 9)}
+    slot._spec = msgspec.structs.replace(slot._spec, places=places)
+    monkeypatch.setattr(process, "TrainerProcess", Fake)
+    monkeypatch.setattr(slot, "_client", Client())
+    slot._is_brief = True
+    slot._answered((), Train(3, 1))
+    slot._train_from(3)
+    assert made[0].items == [3, 4]  # 5 is not ordered ahead
+    assert slot._living_trainer(5) is made[-1] is not made[0]
+    assert made[0].closed == [False]  # its exit handlers run
 
 
 def test_values_that_would_not_come_back_together_are_handed_over_in_turn(slot):

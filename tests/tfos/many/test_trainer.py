@@ -6,11 +6,13 @@ import collections
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tfos.many.messages import Ending, TrainingRaised
+from tfos.many.slot import trainer_process
 from tfos.many.slot.trainer_process import TrainerProcess, copy_lines
 
 PROGRAM = """
@@ -98,6 +100,25 @@ def test_a_trainer_that_does_not_come_to_its_item_costs_no_attempt(got, text):
     ended = trainer.await_ready(3)
     assert ended.how is Ending.NOT_BEGUN
     assert re.search(text, ended.error)
+
+
+def test_a_trainer_has_grown_by_what_it_keeps_after_its_first_item(monkeypatch):
+    private, clock = [3 << 30], [0.0]
+    monkeypatch.setattr(trainer_process, "private_bytes", lambda pid: private[0])
+    monkeypatch.setattr("tfos.many.slot.trainer_process.time.monotonic", lambda: clock[0])
+    trainer: Any = TrainerProcess.__new__(TrainerProcess)
+    trainer._child, trainer._started_s, trainer._first_bytes = SimpleNamespace(pid=1), 0.0, 0
+    trainer._next, trainer._tail = lambda timeout_s: TrainingRaised(1.0, "no"), collections.deque()
+    clock[0] = trainer_process.LEAST_AGE_S + 1
+    assert not trainer.has_grown  # what it has loaded before is not known to grow
+    trainer.outcome(3, 0.0, None)
+    private[0] += trainer_process.GROWN_BYTES
+    trainer.outcome(4, 0.0, None)
+    assert not trainer.has_grown
+    private[0] += 1
+    assert trainer.has_grown
+    clock[0] = 1.0  # it has just replaced another one
+    assert not trainer.has_grown
 
 
 def test_output_without_line_ends_keeps_an_error_small(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """The process of one slot: draws items, has them trained, keeps their values, reports.
 
-Covers: time limits, fresh trainers after a death, the values' files, the driver's lease, the end
-of everything when the task or the driver is gone.
+Covers: time limits, fresh trainers after a death or growth, the values' files, the driver's lease,
+the end of everything when the task or the driver is gone.
 Does not: unpickle anything or run user code (tfos.many.slot.trainer).
 Runs in: a process that the slot's task has started, in a session of its own, since PySpark's daemon
 signals its process group and kills its workers.
@@ -11,6 +11,7 @@ Threads: the main thread trains; `tfos-watch` beats and ends the process.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import struct
@@ -42,6 +43,8 @@ from tfos.many.slot.trainer_process import TrainerProcess
 from tfos.node import procfs, whole_files
 from tfos.node.child_log import start_log
 from tfos.node.process_exit import leave
+
+_log = logging.getLogger(__name__)
 
 LEASE_S = 20.0
 """The slot ends when the driver has not answered for this long."""
@@ -146,7 +149,7 @@ class Slot:
                     return
             elif (trainer := self._trainer) is None:
                 return
-            is_next_here = self._is_brief and not self._is_full
+            is_next_here = self._is_brief and not self._is_full and not trainer.has_grown
             ahead = self._order_ahead(trainer) if is_next_here else None
             self._keep()
             current = self._finish(trainer, current, ahead)
@@ -285,9 +288,12 @@ class Slot:
         self._spooled_bytes += len(head) + len(value)
 
     def _living_trainer(self, item: int) -> TrainerProcess | None:
-        """Return the trainer, a fresh one if the last one has ended; None if it does not start."""
-        if self._trainer is not None and self._trainer.has_ended:
-            self._end_trainer()
+        """Return the trainer; a fresh one if it has ended or grown, None if that does not start."""
+        if (trainer := self._trainer) is not None and (trainer.has_ended or trainer.has_grown):
+            if not trainer.has_ended:
+                slot = self._spec.slot
+                _log.info("slot %d: a fresh process, as the last one has grown by 1 GiB", slot)
+            self._end_trainer(kill=trainer.has_ended)
         if self._trainer is not None:
             return self._trainer
         try:
@@ -306,9 +312,9 @@ class Slot:
             time.sleep(pause_s)
         return None
 
-    def _end_trainer(self) -> None:
+    def _end_trainer(self, *, kill: bool = True) -> None:
         if self._trainer is not None:
-            self._trainer.close(kill=True)
+            self._trainer.close(kill=kill)
             self._trainer = None
 
     def _take_ready(self) -> tuple[tuple[Ended, ...], tuple[int, ...]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from rpc.process_stat import private_bytes
 from tfos.errors import LinkError
 from tfos.many.messages import (
     Ended,
@@ -38,6 +39,12 @@ from tfos.node.supervisor.children import Child, child_env, spawn
 
 START_S = 300.0
 """Seconds from the start of the process until it has imported what the function needs."""
+GROWN_BYTES = 1 << 30
+"""Growth since its first item for which a trainer is replaced: TensorFlow keeps the variables and
+graphs of each model that a process has fitted, for good. Mapped files do not count: they are the
+way to keep large data from item to item."""
+LEAST_AGE_S = 120.0
+"""A younger trainer stays: what has grown may be data of the function, and imports take seconds."""
 _END_S = 5.0
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 1000
@@ -64,6 +71,7 @@ class TrainerProcess:
         )
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._oom_kills = procfs.oom_kills()
+        self._started_s, self._first_bytes = time.monotonic(), 0
         try:
             self._child: Child = spawn(
                 "tfos.many.slot.trainer",
@@ -96,6 +104,15 @@ class TrainerProcess:
     def has_ended(self) -> bool:
         """Whether its process is over."""
         return self._child.reap() is not None
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether another process should train the next item, as this one has kept memory."""
+        return (
+            self._first_bytes > 0
+            and time.monotonic() - self._started_s > LEAST_AGE_S
+            and private_bytes(self._child.pid) - self._first_bytes > GROWN_BYTES
+        )
 
     def await_ready(self, item: int) -> Ended | None:
         """Wait until it can train; return why it cannot, which does not count as an attempt.
@@ -133,6 +150,7 @@ class TrainerProcess:
         left_s = None if timeout_s is None else started_s + timeout_s - time.monotonic()
         got = self._next(left_s)
         seconds = time.monotonic() - started_s
+        self._first_bytes = self._first_bytes or private_bytes(self._child.pid)
         if isinstance(got, Returned | TrainingRaised):
             self._tail.clear()  # this item's output is not shown for the next one
         if isinstance(got, Returned):
