@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,6 +28,8 @@ _BYTE = "B"
 _INT = "q"
 _FLOAT = "d"
 _NEXT = {_BYTE: _INT, _INT: _FLOAT}
+_MOST_EXACT = 1 << 53
+"""From this float on, an int may have been another one."""
 
 
 def encode_vectors(out: Collector, category: str, values: Values, name: str) -> None:
@@ -79,7 +81,33 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
             code = _NEXT[code]
             continue
         out.number_codes[name] = code
+        check_ints(out, flat, values, name)
         return ("float64", flat) if code == _FLOAT else ("int64", _narrow(flat))
+
+
+def check_ints(out: Collector, flat: Array, rows: Iterable[Iterable[Any]], name: str) -> None:
+    """Raise for an int among floats that was rounded.
+
+    Args:
+        out: makes the error.
+        flat: all numbers.
+        rows: the numbers of each row, as they came; read only where a number is that large.
+        name: name of the column.
+
+    Raises:
+        RowError: an int is not equal to its float.
+    """
+    if flat.dtype.kind != "f" or not flat.size:
+        return
+    flat = flat.reshape(-1)
+    if not (np.fmax.reduce(flat) >= _MOST_EXACT or np.fmin.reduce(flat) <= -_MOST_EXACT):
+        return
+    for row, items in enumerate(rows):
+        for item in items:
+            if isinstance(item, int | np.integer) and int(float(item)) != int(item):
+                text = f"{item} is an int among floats, which would round it: give an id a column"
+                text += " of its own, as in (id, [floats]); write float(n) where that may be"
+                raise out.refuse(name, row, text)
 
 
 def _read_bytes(values: Values) -> Array:
@@ -144,6 +172,7 @@ def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Arra
         flat = np.array(numbers, np.int64)
     if flat.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
+    check_ints(out, flat, values, name)
     return flat.dtype.name, flat
 
 
@@ -166,6 +195,7 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             stacked = np.array(values, np.int64)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
+    check_ints(out, stacked, (_items(value, stacked.ndim - 2) for value in values), name)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 
