@@ -8,6 +8,7 @@ Runs in: the driver and in workers.      Pure.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,8 @@ class ColumnPlan:
         Raises:
             SettingsError: the number of columns differs from that of inputs or outputs, two columns
                 have the same name, an input of numbers gets text or timestamps, an input of ids
-                gets floats, or an input of lists of any length gets several columns.
+                gets floats, an input of lists of any length gets several columns, or columns
+                without lists are more or fewer than an input's values.
         """
         if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
@@ -120,6 +122,10 @@ class ColumnPlan:
             dataframe_columns.check_times(leaf, dtype)
             if info.is_id:
                 dataframe_columns.check_ids(leaf, dtype)
+        found = dataframe_columns.leaves([(name, kinds[name]) for name in features])
+        by_input = [found] if len(infos) == 1 else [(leaf,) for leaf in found]
+        for leaves, info in zip(by_input, infos, strict=False):
+            _check_count(leaves, info)
 
     def times(self, fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
         """Return the features that are timestamps, which only the driver knows.
@@ -194,6 +200,18 @@ def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
             + ("" if is_list else ", one per row")
             + ": StringIndexer turns text into numbers, F.col(name).cast('double') other types"
         )
+
+
+def _check_count(columns: Sequence[Leaf], info: TensorInfo) -> None:
+    """Refuse columns of one value each that are more or fewer than the input's values."""
+    sides = [each for each in info.shape if each is not None]
+    is_fixed = info.has_rank and not info.is_ragged and len(sides) == len(info.shape)
+    if not is_fixed or any(leaf.is_list for leaf in columns) or math.prod(sides) == len(columns):
+        return
+    raise SettingsError(
+        f"feature columns {', '.join(map(str, columns))}: {len(columns)} values per row, but the "
+        f"model's input is {info}: name a column of arrays, or {math.prod(sides)} of these"
+    )
 
 
 def _check_flag(what: str, kind: Any) -> None:
