@@ -114,7 +114,7 @@ def _encode_scalars(out: Collector, category: str, values: Values, name: str) ->
     except OverflowError:
         row = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise out.refuse(name, row, f"{values[row]} does not fit int64") from None
-    check_ints(out, array, ((value,) for value in values), name)
+    check_ints(out, array, values, name, 0)
     out.add(ColumnSpec(name, "tensor", "scalar", array.dtype.name), array)
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -85,29 +85,33 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
         return ("float64", flat) if code == _FLOAT else ("int64", _narrow(flat))
 
 
-def check_ints(out: Collector, flat: Array, rows: Iterable[Iterable[Any]], name: str) -> None:
+def check_ints(out: Collector, array: Array, values: Values, name: str, depth: int = 1) -> None:
     """Raise for an int among floats that was rounded.
 
     Args:
         out: makes the error.
-        flat: all numbers.
-        rows: the numbers of each row, as they came; read only where a number is that large.
+        array: all numbers.
+        values: one per row, as they came; read only where a number is that large.
         name: name of the column.
+        depth: lists around each number of a row.
 
     Raises:
         RowError: an int is not equal to its float.
     """
-    if flat.dtype.kind != "f" or not flat.size:
+    # numpy makes float16 and float32 only of ints that they hold.
+    if array.dtype != np.float64 or not (is_large := np.abs(array) >= _MOST_EXACT).any():
         return
-    flat = flat.reshape(-1)
-    if not (np.fmax.reduce(flat) >= _MOST_EXACT or np.fmin.reduce(flat) <= -_MOST_EXACT):
-        return
-    for row, items in enumerate(rows):
-        for item in items:
-            if isinstance(item, int | np.integer) and int(float(item)) != int(item):
-                text = f"{item} is an int among floats, which would round it: give an id a column"
-                text += " of its own, as in (id, [floats]); write float(n) where that may be"
-                raise out.refuse(name, row, text)
+    items = _items(values, depth)
+    for place in np.flatnonzero(is_large).tolist():
+        item = items[place]
+        if type(item) is float or not isinstance(item, int | np.integer):
+            continue
+        if int(float(item)) != int(item):
+            ends = itertools.accumulate(len(_items([value], depth)) for value in values)
+            row = next(row for row, end in enumerate(ends) if place < end)
+            text = f"{item} is an int among floats, which would round it: give an id a column of "
+            text += "its own, as in (id, [floats]); write float(n) where rounding is right"
+            raise out.refuse(name, row, text)
 
 
 def _read_bytes(values: Values) -> Array:
@@ -195,7 +199,7 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             stacked = np.array(values, np.int64)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
-    check_ints(out, stacked, (_items(value, stacked.ndim - 2) for value in values), name)
+    check_ints(out, stacked, values, name, stacked.ndim - 1)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 

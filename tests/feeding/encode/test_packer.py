@@ -3,6 +3,7 @@
 import collections
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -415,6 +416,8 @@ def test_a_row_over_the_limit_is_refused_with_what_to_do():
 def test_huge_ints_among_floats_are_floats():
     assert round_trip([[1, 2], [2**70, 0.5]]) == [[1.0, 2.0], [2.0**70, 0.5]]
     assert round_trip([[2**53, math.inf], [1, 1e300]]) == [[2.0**53, math.inf], [1.0, 1e300]]
+    with warnings.catch_warnings(action="error"):  # of 2**53 as a float16
+        assert round_trip([[np.float16(2), np.int8(3)]]) == [[2.0, 3.0]]
 
 
 @pytest.mark.parametrize(
