@@ -8,15 +8,16 @@ Runs in: the driver and in workers.      Pure.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
-from tfos.predict.fitting import check_columns, in_order
+from tfos.predict.fitting import check_columns, in_order, in_shape
 from tfos.predict.signature import TensorInfo
 
 _TEXTS = {"string", "char", "varchar", "binary"}
@@ -111,9 +112,9 @@ class ColumnPlan:
         kinds = dict(fields)
         infos = list(inputs.values())
         by_column = infos if len(infos) > 1 else infos * len(features)
-        for name, info in zip(features, by_column, strict=False):
+        found = dataframe_columns.leaves([(name, kinds[name]) for name in features])
+        for leaf, info in zip(found, by_column, strict=False):
             dtype = info.keras_dtype
-            (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
                 raise SettingsError(
                     f"feature column {leaf}: the model takes {dtype} there. StringIndexer turns "
@@ -122,7 +123,6 @@ class ColumnPlan:
             dataframe_columns.check_times(leaf, dtype)
             if info.is_id:
                 dataframe_columns.check_ids(leaf, dtype)
-        found = dataframe_columns.leaves([(name, kinds[name]) for name in features])
         by_input = [found] if len(infos) == 1 else [(leaf,) for leaf in found]
         for leaves, info in zip(by_input, infos, strict=False):
             _check_count(leaves, info)
@@ -204,14 +204,15 @@ def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
 
 def _check_count(columns: Sequence[Leaf], info: TensorInfo) -> None:
     """Refuse columns of one value each that are more or fewer than the input's values."""
-    sides = [each for each in info.shape if each is not None]
-    is_fixed = info.has_rank and not info.is_ragged and len(sides) == len(info.shape)
-    if not is_fixed or any(leaf.is_list for leaf in columns) or math.prod(sides) == len(columns):
+    if info.is_ragged or not info.has_rank or any(leaf.is_list for leaf in columns):
         return
-    raise SettingsError(
-        f"feature columns {', '.join(map(str, columns))}: {len(columns)} values per row, but the "
-        f"model's input is {info}: name a column of arrays, or {math.prod(sides)} of these"
-    )
+    row = np.empty((1, len(columns)) if len(columns) > 1 else 1)
+    if in_shape(row, info.shape) is None:
+        raise SettingsError(
+            f"feature columns {', '.join(map(str, columns))}: {len(columns)} values per row, but "
+            f"the model's input is {info}: name a column of arrays, such as F.array(a, b), or make "
+            "the input as large as these"
+        )
 
 
 def _check_flag(what: str, kind: Any) -> None:
