@@ -335,8 +335,9 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
 
 def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
     """Refuse numbers that the dtype of the rows before them does not hold."""
-    # Ints among float64 as within a chunk (feeding.encode).
-    check = rounded if values.dtype.kind in "iu" and dtype == np.float64 else misfits
+    # An int among float64 is refused as within a chunk (feeding.encode).
+    is_wide = values.dtype.kind in "iu" and values.dtype.itemsize == 8
+    check = rounded if is_wide and dtype == np.float64 else misfits
     if (found := check(values, dtype)) is not None:
         raise SchemaError(
             f"feed {feed!r}: column {name!r} had {dtype}, then got {found[0]}..{found[1]}, which "
