@@ -41,7 +41,7 @@ from feeding.columnar.schema import (
     Node,
     ValueKind,
 )
-from feeding.encode.vectors import encode_vectors
+from feeding.encode.vectors import check_ints, encode_vectors
 
 MAX_PLAIN_TUPLE = 3
 """Tuples up to this length are (x, y, sample_weight), even of numbers only."""
@@ -114,6 +114,7 @@ def _encode_scalars(out: Collector, category: str, values: Values, name: str) ->
     except OverflowError:
         row = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise out.refuse(name, row, f"{values[row]} does not fit int64") from None
+    check_ints(out, array, values, name, 0)
     out.add(ColumnSpec(name, "tensor", "scalar", array.dtype.name), array)
 
 

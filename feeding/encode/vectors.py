@@ -28,6 +28,8 @@ _BYTE = "B"
 _INT = "q"
 _FLOAT = "d"
 _NEXT = {_BYTE: _INT, _INT: _FLOAT}
+_MOST_EXACT = 1 << 53
+"""From this float on, an int may have been another one."""
 
 
 def encode_vectors(out: Collector, category: str, values: Values, name: str) -> None:
@@ -79,7 +81,37 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
             code = _NEXT[code]
             continue
         out.number_codes[name] = code
+        check_ints(out, flat, values, name)
         return ("float64", flat) if code == _FLOAT else ("int64", _narrow(flat))
+
+
+def check_ints(out: Collector, array: Array, values: Values, name: str, depth: int = 1) -> None:
+    """Raise for an int among floats that was rounded.
+
+    Args:
+        out: makes the error.
+        array: all numbers.
+        values: one per row, as they came; read only where a number is that large.
+        name: name of the column.
+        depth: lists around each number of a row.
+
+    Raises:
+        RowError: an int is not equal to its float.
+    """
+    # numpy makes float16 and float32 only of ints that they hold.
+    if array.dtype != np.float64 or not (is_large := np.abs(array) >= _MOST_EXACT).any():
+        return
+    items = _items(values, depth)
+    for place in np.flatnonzero(is_large).tolist():
+        item = items[place]
+        if type(item) is float or not isinstance(item, int | np.integer):
+            continue
+        if int(float(item)) != int(item):
+            ends = itertools.accumulate(len(_items([value], depth)) for value in values)
+            row = next(row for row, end in enumerate(ends) if place < end)
+            text = f"{item} is an int among floats, which would round it: give an id a column of "
+            text += "its own, as in (id, [floats]); write float(n) where rounding is right"
+            raise out.refuse(name, row, text)
 
 
 def _read_bytes(values: Values) -> Array:
@@ -144,6 +176,7 @@ def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Arra
         flat = np.array(numbers, np.int64)
     if flat.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
+    check_ints(out, flat, values, name)
     return flat.dtype.name, flat
 
 
@@ -166,6 +199,7 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             stacked = np.array(values, np.int64)
     if stacked.dtype.kind not in "biuf":
         raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
+    check_ints(out, stacked, values, name, stacked.ndim - 1)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe_columns import Leaf
-from tfos.predict.fitting import check_columns, in_order
+from tfos.predict.fitting import check_columns, in_order, in_shape
 from tfos.predict.signature import TensorInfo
 
 _TEXTS = {"string", "char", "varchar", "binary"}
@@ -87,7 +89,8 @@ class ColumnPlan:
         Raises:
             SettingsError: the number of columns differs from that of inputs or outputs, two columns
                 have the same name, an input of numbers gets text or timestamps, an input of ids
-                gets floats, or an input of lists of any length gets several columns.
+                gets floats, an input of lists of any length gets several columns, or columns
+                without lists are more or fewer than an input's values.
         """
         if len(inputs) > 1 and len(self.features) != len(inputs):
             raise SettingsError(
@@ -109,9 +112,9 @@ class ColumnPlan:
         kinds = dict(fields)
         infos = list(inputs.values())
         by_column = infos if len(infos) > 1 else infos * len(features)
-        for name, info in zip(features, by_column, strict=False):
+        found = dataframe_columns.leaves([(name, kinds[name]) for name in features])
+        for leaf, info in zip(found, by_column, strict=False):
             dtype = info.keras_dtype
-            (leaf,) = dataframe_columns.leaves([(name, kinds[name])])
             if (leaf.kind in _TEXTS) != (dtype == "string"):
                 raise SettingsError(
                     f"feature column {leaf}: the model takes {dtype} there. StringIndexer turns "
@@ -120,6 +123,9 @@ class ColumnPlan:
             dataframe_columns.check_times(leaf, dtype)
             if info.is_id:
                 dataframe_columns.check_ids(leaf, dtype)
+        by_input = [found] if len(infos) == 1 else [(leaf,) for leaf in found]
+        for leaves, info in zip(by_input, infos, strict=False):
+            _check_count(leaves, info)
 
     def times(self, fields: Sequence[tuple[str, Any]]) -> tuple[Leaf, ...]:
         """Return the features that are timestamps, which only the driver knows.
@@ -193,6 +199,19 @@ def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
             f"{what} is {leaf}; it must be numbers"
             + ("" if is_list else ", one per row")
             + ": StringIndexer turns text into numbers, F.col(name).cast('double') other types"
+        )
+
+
+def _check_count(columns: Sequence[Leaf], info: TensorInfo) -> None:
+    """Refuse columns of one value each that are more or fewer than the input's values."""
+    if info.is_ragged or not info.has_rank or any(leaf.is_list for leaf in columns):
+        return
+    row = np.empty((1, len(columns)) if len(columns) > 1 else 1)
+    if in_shape(row, info.shape) is None:
+        raise SettingsError(
+            f"feature columns {', '.join(map(str, columns))}: {len(columns)} values per row, but "
+            f"the model's input is {info}: name a column of arrays, such as F.array(a, b), or make "
+            "the input as large as these"
         )
 
 

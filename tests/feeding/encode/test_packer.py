@@ -3,6 +3,7 @@
 import collections
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ def test_numpys_unsigned_ints_beside_other_ints_stay_ints(nest):
             packed(Packer(FeedConfig()), [nest([1, other]), nest([np.uint64(2**63), other])])
     unsigned = [nest([np.uint64(2**63 - 1), np.uint64(1)])]
     assert packed(Packer(FeedConfig()), unsigned).meta.schema.columns[0].dtype == "uint64"
-    floats = [nest([np.uint64(2**53 + 1), 0.5])]
+    floats = [nest([np.uint64(2**53), 0.5])]
     assert packed(Packer(FeedConfig()), floats).meta.schema.columns[0].dtype == "float64"
     for odd in (np.array(0.5), np.array(2**63, np.uint64)):
         with pytest.raises(RowError, match=r"row 1, .*\(ndarray\); a vector holds numbers only"):
@@ -414,6 +415,25 @@ def test_a_row_over_the_limit_is_refused_with_what_to_do():
 
 def test_huge_ints_among_floats_are_floats():
     assert round_trip([[1, 2], [2**70, 0.5]]) == [[1.0, 2.0], [2.0**70, 0.5]]
+    assert round_trip([[2**53, math.inf], [1, 1e300]]) == [[2.0**53, math.inf], [1.0, 1e300]]
+    with warnings.catch_warnings(action="error"):  # of 2**53 as a float16
+        assert round_trip([[np.float16(2), np.int8(3)]]) == [[2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [2**53 + 1, 0.5],
+        [-(2**53) - 1, math.nan],
+        [np.int64(2**53 + 1), 0.5],
+        [[2**53 + 1, 0.5]],
+        2**53 + 1,
+    ],
+)
+def test_an_int_that_floats_would_round_is_refused(row):
+    rows = [np.full_like(row, 0.5, dtype=float).tolist(), row]
+    with pytest.raises(RowError, match=r"row 1, .*9007199254740993 is an int among floats"):
+        round_trip(rows)
 
 
 class Dense:

@@ -13,7 +13,7 @@ from feeding.columnar.batch import Batch, EpochEnd, FeedEnd, Ragged
 from feeding.columnar.schema import ColumnSpec
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.errors import FeedSettingsError, SchemaError
+from feeding.errors import FeedSettingsError, RowError, SchemaError
 from feeding.receiver.batch_reader import BatchReader
 from feeding.receiver.channel import FeedChannel
 from tests.support.packed import packed
@@ -169,7 +169,7 @@ def test_numbers_join_floats_that_hold_them_and_are_refused_by_others(first, fit
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 2])
 def test_an_int_among_floats_is_a_float_wherever_chunks_end(rows_per_chunk):
-    rows = [0.5, 2**60 + 1]
+    rows = [0.5, 2**60]
     channel = FeedChannel(CONFIG)
     for at in range(0, 2, rows_per_chunk):
         accept(channel, packed(Packer(FeedConfig()), rows[at : at + rows_per_chunk]))
@@ -177,6 +177,16 @@ def test_an_int_among_floats_is_a_float_wherever_chunks_end(rows_per_chunk):
     batch = BatchReader(channel).next_batch(9)
     assert isinstance(batch, Batch)
     assert batch.nest().tolist() == [0.5, 2.0**60]
+
+
+@pytest.mark.parametrize("of_rows", [lambda value: value, lambda value: [value] * 2])
+def test_an_int_that_floats_would_round_is_refused_wherever_chunks_end(of_rows):
+    rows = [of_rows(0.5), of_rows(2**60 + 1)]
+    with pytest.raises(RowError, match=f"{2**60 + 1} is an int among floats"):
+        packed(Packer(FeedConfig()), rows)
+    # A packer of lists goes on with floats in the next chunk, where it refuses the int itself.
+    with pytest.raises((SchemaError, RowError), match=f"{2**60 + 1}.* (cannot hold|among floats)"):
+        one_batch([*rows[:1] * 4, *rows[1:] * 4])
 
 
 def test_a_list_of_texts_and_bytes_are_two_forms():

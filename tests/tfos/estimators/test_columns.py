@@ -97,6 +97,31 @@ def test_what_a_column_must_be_is_said_by_the_input_of_its_name():
         plan.check_model(fields, {"word": FLOAT, "x": FLOAT}, ["out"])
 
 
+@pytest.mark.parametrize(
+    ("columns", "inputs", "fits"),
+    [
+        (("n",), of(TensorInfo("float32", (784,))), False),
+        (("y", "n"), of(TensorInfo("float32", (3,))), False),
+        (("y", "n"), of(TensorInfo("float32", (None, 3))), False),
+        (("y", "n"), of(TensorInfo("float32", (None, 1))), True),
+        (("x", "n"), of(TensorInfo("float32", (1,)), TensorInfo("float32", (4,))), False),
+        (("y", "n"), of(TensorInfo("float32", (1,)), TensorInfo("float32", ())), True),
+        (("y", "n"), of(TensorInfo("float32", (2, 1))), True),
+        (("n", "ys"), of(TensorInfo("float32", (5,))), True),
+        (("n",), of(TensorInfo("float32", (None,))), True),
+        (("y", "n"), of(TensorInfo("float32", (), has_rank=False)), True),
+        (("x",), {}, True),
+    ],
+)
+def test_columns_of_one_value_are_as_many_as_the_inputs_values(columns, inputs, fits):
+    plan = ColumnPlan(features=columns, labels=("y",))
+    if fits:
+        plan.check_model(FIELDS, inputs, ["out"])
+        return
+    with pytest.raises(SettingsError, match=r"feature columns .*: \d values.*float32\[.*\]: name"):
+        plan.check_model(FIELDS, inputs, ["out"])
+
+
 def test_every_column_is_fed_once_and_flags_are_not():
     plan = ColumnPlan(features=("x", "n"), labels=("y",), weight="n", validation="held")
     plan.check(FIELDS)
@@ -168,7 +193,7 @@ def test_floats_that_would_be_ids_are_refused(kind):
 
 def test_several_columns_for_lists_of_any_length_are_refused():
     plan = ColumnPlan(features=("n", "y"), labels=("y",))
-    plan.check_model(FIELDS, of(INTEGER), ["out"])
+    plan.check_model(FIELDS, of(TensorInfo("int64", (2,))), ["out"])
     with pytest.raises(SettingsError, match=r"2 columns are given for the model's input of int64"):
         plan.check_model(FIELDS, of(LISTS), ["out"])
     ColumnPlan(features=("n",)).check_model(FIELDS, of(LISTS), ["out"])
