@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,6 +190,17 @@ class NodeJobs:
                 job.cancel(max(0.1, deadline_s - time.monotonic()))
         return all(job.is_ended for job in self._jobs)
 
+    def is_bringing(self, ended: Collection[str]) -> bool:
+        """Whether Spark still brings the results of nodes that have all ended.
+
+        Args:
+            ended: names of the nodes that have ended in order.
+        """
+        return any(
+            not job.is_ended and all(node.name in ended for node in nodes)
+            for job, nodes in self._jobs.copy().items()  # a restart may add one
+        )
+
     def values(self) -> dict[str, bytes]:
         """Return, by node, what main_fun has handed over to its task; once the jobs have ended.
 
@@ -201,12 +212,12 @@ class NodeJobs:
     def lost_values(self) -> dict[str, str]:
         """Return, by node, why Spark brought nothing of it; once the jobs have ended.
 
-        A failed job loses the values of all its nodes, those that have ended well included.
+        A failed or cancelled job loses the values of all its nodes, also of those that ended well.
         """
         return {
             node.name: advised_reason_of(job.error)
             for job, nodes in self._jobs.items()
-            if job.error is not None and not job.is_cancelled
+            if job.error is not None
             for node in nodes
         }
 
