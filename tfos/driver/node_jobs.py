@@ -40,6 +40,11 @@ from tfos.spark.jobs import (
 from tfos.spark.node_rdd import node_rdd
 from tfos.topology import Plan, PlannedNode
 
+_NOT_BROUGHT = (
+    "Spark had not brought them when their job was cancelled. Raise spark.driver.memory if its log "
+    "has an OutOfMemoryError, or save large values and return their paths"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeKeys:
@@ -215,9 +220,9 @@ class NodeJobs:
         A failed or cancelled job loses the values of all its nodes, also of those that ended well.
         """
         return {
-            node.name: advised_reason_of(job.error)
+            node.name: reason
             for job, nodes in self._jobs.items()
-            if job.error is not None
+            if (reason := _loss_of(job))
             for node in nodes
         }
 
@@ -275,6 +280,13 @@ class NodeJobs:
         tag = f"tfos-{cluster_id}-{role}"
         action = run_here if is_here else run
         return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
+
+
+def _loss_of(job: SparkJob[list[Any]]) -> str:
+    """Return why a job that has ended brought nothing; "" if it brought its results."""
+    if job.is_cancelled:
+        return _NOT_BROUGHT
+    return "" if job.error is None else advised_reason_of(job.error)
 
 
 def _submit(job: SparkJob[list[Any]]) -> None:

@@ -145,6 +145,15 @@ def test_a_job_brings_values_until_it_ends_if_all_its_nodes_have_ended_well(
     assert jobs.is_bringing(ended) is is_bringing
 
 
+def test_values_of_a_job_that_was_cancelled_are_told_as_such():
+    jobs = object.__new__(NodeJobs)
+    job: SparkJob[Any] = SparkJob(None, "tag", "", list, lambda job: None)
+    jobs._jobs = {job: plan(1, 0).workers}
+    assert jobs.lost_values() == {}
+    job._cancelled = True
+    assert jobs.lost_values()["worker:0"].startswith("Spark had not brought them when")
+
+
 def test_a_main_fun_that_is_late_is_named_and_given_no_grace():
     config = ClusterConfig()
     coordinator = Waits(config)
