@@ -303,7 +303,7 @@ class Shutdown:
         shown_wait(
             self._coordinator,
             self._console,
-            lambda state: self._is_hurried or not jobs.is_bringing(_ended_well(state)),
+            lambda state: self._is_hurried or not jobs.is_bringing(_bringing(state)),
             _VALUES_S,
             lambda: ("the workers have ended; waiting for the values that Spark brings", True),
         )
@@ -343,8 +343,11 @@ def _is_interrupted() -> bool:
     return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
-def _ended_well(state: ClusterView) -> set[str]:
-    return {each.name for each in state.workers if each.done is not None and not each.is_live}
+def _bringing(state: ClusterView) -> set[str]:
+    """Return the workers that have ended in order, if one of them has handed over a value."""
+    ended = [each for each in state.workers if each.status is NodeStatus.ENDED and each.done]
+    has_value = any(each.done and each.done.hands_over for each in ended)
+    return {each.name for each in ended} if has_value else set()
 
 
 def _still_training(state: ClusterView) -> list[str]:

@@ -17,6 +17,7 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
@@ -72,8 +73,8 @@ class Waits(Coordinator):
         )
         report_to(self, node_id("worker:0"), messages.Failed(failure))
 
-    def returns(self) -> None:
-        report_to(self, node_id("worker:0"), messages.Done())
+    def returns(self, *, hands_over: bool = False) -> None:
+        report_to(self, node_id("worker:0"), messages.Done(hands_over=hands_over))
 
 
 class Stops(Waits):
@@ -105,18 +106,30 @@ def test_exit_handlers_of_a_worker_have_their_grace_before_the_servers_are_stopp
     assert stops_s == pytest.approx(max(0.6 * abort_s, max(5.0, grace_s) + 1.0))
 
 
-def test_values_of_ended_workers_are_awaited_before_their_jobs_are_cancelled():
+@pytest.mark.parametrize(
+    ("hands_over", "is_lost", "looks_left"),
+    [
+        (True, False, 0),
+        (False, False, 5),  # nothing comes: a task that Spark repeats may wait for a slot
+        (True, True, 5),  # nor from a host that was lost after main_fun had returned
+    ],
+)
+def test_values_of_ended_workers_are_awaited_before_their_jobs_are_cancelled(
+    hands_over: bool, is_lost: bool, looks_left: int
+):
     config, jobs = ClusterConfig(), Jobs(looks=5)
     coordinator = Stops(config)
-    coordinator.returns()
+    coordinator.returns(hands_over=hands_over)
+    if is_lost:
+        coordinator._state.workers[0].status = NodeStatus.LOST
     shutdown_of(coordinator, config, jobs).shutdown((), grace_s=0.0, timeout_s=math.inf)
-    assert jobs.looks_at_end == 0
+    assert jobs.looks_at_end == looks_left
 
 
 def test_an_abort_ends_the_wait_for_values():
     config, jobs = ClusterConfig(), Jobs(looks=200_000)
     coordinator = Stops(config)
-    coordinator.returns()
+    coordinator.returns(hands_over=True)
     ending = shutdown_of(coordinator, config, jobs)
     aborts = threading.Thread(target=ending.abort, args=("Ctrl-C",))
     jobs.on_first_look = aborts.start
