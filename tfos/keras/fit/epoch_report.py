@@ -197,8 +197,8 @@ def shown_metrics(
     numbers = dict(numbers_in(single))
     kept = first_metrics(numbers, most, wanted)
     if left_out := [*several, *(name for name in numbers if name not in kept)]:
-        others = f" and {len(left_out) - _MAX_NAMED} others" if len(left_out) > _MAX_NAMED else ""
-        _tell_left_out(", ".join(map(repr, left_out[:_MAX_NAMED])) + others)
+        more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
+        _tell_left_out(", ".join(map(repr, left_out[:_MAX_NAMED])) + more)
     return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in kept.items()}
 
 
