@@ -222,7 +222,7 @@ class NodeJobs:
         return {
             node.name: reason
             for job, nodes in self._jobs.items()
-            if (reason := _loss_of(job))
+            if (reason := _loss_of(self._sc, job))
             for node in nodes
         }
 
@@ -282,11 +282,15 @@ class NodeJobs:
         return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
 
 
-def _loss_of(job: SparkJob[list[Any]]) -> str:
+def _loss_of(sc: Any, job: SparkJob[list[Any]]) -> str:
     """Return why a job that has ended brought nothing; "" if it brought its results."""
     if job.is_cancelled:
         return _NOT_BROUGHT
-    return "" if job.error is None else advised_reason_of(job.error)
+    return "" if job.error is None else _reason_of(sc, job.error)
+
+
+def _reason_of(sc: Any, error: BaseException) -> str:
+    return JVM_ENDED if jvm_has_ended(sc, error) else advised_reason_of(error)
 
 
 def _submit(job: SparkJob[list[Any]]) -> None:
@@ -313,7 +317,7 @@ def _end_of(
     return JobEnd(
         nodes=nodes,
         first_attempt=first_attempt,
-        error=JVM_ENDED if jvm_has_ended(sc, job.error) else advised_reason_of(job.error),
+        error=_reason_of(sc, job.error),
         failed_partition=failed_task_of(job.error),
         is_cancelled=was_cancelled(job.error),
     )

@@ -300,12 +300,16 @@ class Shutdown:
 
     def _await_values(self, jobs: NodeJobs) -> None:
         """Let Spark bring what workers that have ended in order have handed over."""
+        line = (
+            f"the workers have ended; waiting {_VALUES_S:.0f} s at most for the values that Spark "
+            "brings"
+        )
         shown_wait(
             self._coordinator,
             self._console,
             lambda state: self._is_hurried or not jobs.is_bringing(_bringing(state)),
             _VALUES_S,
-            lambda: ("the workers have ended; waiting for the values that Spark brings", True),
+            lambda: (line, True),
         )
 
     def _close(self, phase: ClusterPhase) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import NodeFailedError, ShutdownTimeout
 from tfos.failure import NODE_JOB_FAILED, NodeFailure
-from tfos.spark.jobs import SparkJob
+from tfos.spark.jobs import JVM_ENDED, SparkJob
 from tfos.topology import plan
 
 DEADLINE_S = 60.0
@@ -158,11 +159,21 @@ def test_a_job_brings_values_until_it_ends_if_all_its_nodes_have_ended_well(
     assert jobs.is_bringing(ended) is is_bringing
 
 
-def test_values_of_a_job_that_was_cancelled_are_told_as_such():
+class _Gone:
+    """A JVM that has ended."""
+
+    @property
+    def java(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_values_that_a_job_has_not_brought_are_told_with_the_reason():
     jobs = object.__new__(NodeJobs)
     job: SparkJob[Any] = SparkJob(None, "tag", "", list, lambda job: None)
-    jobs._jobs = {job: plan(1, 0).workers}
+    jobs._jobs, jobs._sc = {job: plan(1, 0).workers}, SimpleNamespace(_jvm=_Gone())
     assert jobs.lost_values() == {}
+    job.error = ConnectionRefusedError(111, "Connection refused")
+    assert jobs.lost_values() == {"worker:0": JVM_ENDED}
     job._cancelled = True
     assert jobs.lost_values()["worker:0"].startswith("Spark had not brought them when")
 
