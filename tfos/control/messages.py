@@ -367,6 +367,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Why what main_fun returned is not here."""
     progress: dict[str, float] = {}
     """Final numbers of its training loop."""
+    hands_over: bool = False
+    """Whether its Spark task returns a value of main_fun; see NodeContext.hand_over."""
 
 
 Event = (

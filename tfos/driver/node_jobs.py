@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,11 @@ from tfos.spark.jobs import (
 )
 from tfos.spark.node_rdd import node_rdd
 from tfos.topology import Plan, PlannedNode
+
+_NOT_BROUGHT = (
+    "Spark had not brought them when their job was cancelled. Raise spark.driver.memory if its log "
+    "has an OutOfMemoryError, or save large values and return their paths"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,17 @@ class NodeJobs:
                 job.cancel(max(0.1, deadline_s - time.monotonic()))
         return all(job.is_ended for job in self._jobs)
 
+    def is_bringing(self, ended: Collection[str]) -> bool:
+        """Whether Spark still brings the results of nodes that have all ended.
+
+        Args:
+            ended: names of the nodes that have ended in order.
+        """
+        return any(
+            not job.is_ended and all(node.name in ended for node in nodes)
+            for job, nodes in self._jobs.copy().items()  # a restart may add one
+        )
+
     def values(self) -> dict[str, bytes]:
         """Return, by node, what main_fun has handed over to its task; once the jobs have ended.
 
@@ -201,12 +217,12 @@ class NodeJobs:
     def lost_values(self) -> dict[str, str]:
         """Return, by node, why Spark brought nothing of it; once the jobs have ended.
 
-        A failed job loses the values of all its nodes, those that have ended well included.
+        A failed or cancelled job loses the values of all its nodes, also of those that ended well.
         """
         return {
-            node.name: advised_reason_of(job.error)
+            node.name: reason
             for job, nodes in self._jobs.items()
-            if job.error is not None and not job.is_cancelled
+            if (reason := _loss_of(self._sc, job))
             for node in nodes
         }
 
@@ -266,6 +282,17 @@ class NodeJobs:
         return SparkJob(self._sc, tag, f"tfos {cluster_id}: {names}", action, ended)
 
 
+def _loss_of(sc: Any, job: SparkJob[list[Any]]) -> str:
+    """Return why a job that has ended brought nothing; "" if it brought its results."""
+    if job.is_cancelled:
+        return _NOT_BROUGHT
+    return "" if job.error is None else _reason_of(sc, job.error)
+
+
+def _reason_of(sc: Any, error: BaseException) -> str:
+    return JVM_ENDED if jvm_has_ended(sc, error) else advised_reason_of(error)
+
+
 def _submit(job: SparkJob[list[Any]]) -> None:
     job.start()
 
@@ -290,7 +317,7 @@ def _end_of(
     return JobEnd(
         nodes=nodes,
         first_attempt=first_attempt,
-        error=JVM_ENDED if jvm_has_ended(sc, job.error) else advised_reason_of(job.error),
+        error=_reason_of(sc, job.error),
         failed_partition=failed_task_of(job.error),
         is_cancelled=was_cancelled(job.error),
     )

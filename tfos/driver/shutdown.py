@@ -47,6 +47,8 @@ _STOP_SHARE = 0.2
 """Part of abort_s that a last save leaves for the stop of the servers."""
 _SERVERS_SHARE = 0.7
 """Part of what is left then in which the nodes confirm; the rest is for Spark to end the jobs."""
+_VALUES_S = 600.0
+"""How long Spark may take to bring what ended workers have handed over: up to 2 GiB each."""
 
 
 class Shutdown:
@@ -74,6 +76,8 @@ class Shutdown:
         self._is_over = False
         self._is_seen = False
         self._is_left = False
+        self._is_hurried = False
+        """Whether nobody waits for the workers' values any more."""
         self._jobs: NodeJobs | None = None
         self._on_drop: weakref.finalize[..., object] | None = None
         self._pid = os.getpid()
@@ -145,6 +149,7 @@ class Shutdown:
 
     def abort(self, reason: str) -> None:
         """End at once; a failure that nobody raised stays available to raise_failure()."""
+        self._is_hurried = True
         try:
             self._stop_all(reason, _FORCE_S, save=True)
         finally:
@@ -264,7 +269,10 @@ class Shutdown:
             finally:
                 coordinator.act(lambda state: state.end(state.live(), reason, grace_s=grace_s))
                 self._await_end((deadline_s - time.monotonic()) * _SERVERS_SHARE)
-                if not self._jobs.end(deadline_s - time.monotonic()):
+                left_s = deadline_s - time.monotonic()
+                if not save:
+                    self._await_values(self._jobs)
+                if not self._jobs.end(left_s):
                     self._console.warn(
                         "a Spark job of this cluster did not end when it was cancelled"
                     )
@@ -289,6 +297,20 @@ class Shutdown:
                 f"{', '.join(names)} did not confirm the stop within {self._config.abort_s:.0f} s; "
                 "their lease ends them"
             )
+
+    def _await_values(self, jobs: NodeJobs) -> None:
+        """Let Spark bring what workers that have ended in order have handed over."""
+        line = (
+            f"the workers have ended; waiting {_VALUES_S:.0f} s at most for the values that Spark "
+            "brings"
+        )
+        shown_wait(
+            self._coordinator,
+            self._console,
+            lambda state: self._is_hurried or not jobs.is_bringing(_bringing(state)),
+            _VALUES_S,
+            lambda: (line, True),
+        )
 
     def _close(self, phase: ClusterPhase) -> None:
         self._coordinator.close(phase)
@@ -323,6 +345,13 @@ class Shutdown:
 def _is_interrupted() -> bool:
     """Whether Ctrl-C has ended the program: Python keeps what did."""
     return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+
+
+def _bringing(state: ClusterView) -> set[str]:
+    """Return the workers that have ended in order, if one of them has handed over a value."""
+    ended = [each for each in state.workers if each.status is NodeStatus.ENDED and each.done]
+    has_value = any(each.done and each.done.hands_over for each in ended)
+    return {each.name for each in ended} if has_value else set()
 
 
 def _still_training(state: ClusterView) -> list[str]:

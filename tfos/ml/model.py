@@ -41,7 +41,7 @@ class KerasModel(
 
     Attributes:
         content: bytes of its `.keras` file.
-        history: a value per epoch of its fit, by metric.
+        history: a value per epoch of its fit, the newest 10,000, by metric.
         config: that of its estimator, for `evaluate`; it is not saved, and may be set.
 
     Args:

@@ -74,7 +74,8 @@ class Estimator:
     """A Keras model that fits, evaluates and predicts on Spark; made by `from_keras`.
 
     Attributes:
-        history: a value per epoch of all fits, by metric; NaN where a fit lacks the metric.
+        history: a value per epoch of all fits, of each the newest 10,000, by metric; NaN where a
+            fit lacks the metric.
 
     Args:
         recipe: the model.

@@ -204,9 +204,13 @@ class WorkerProcess:
                 mirror.close(_LAST_LOGS_S)
             return code
         self._send_progress()
+        value_fd = self._spec.value_fd
         self._link.send(
             msgspec.structs.replace(
-                returned, feeds=self._feeds.counts(), progress=self._meter.read()
+                returned,
+                feeds=self._feeds.counts(),
+                progress=self._meter.read(),
+                hands_over=value_fd >= 0 and os.fstat(value_fd).st_size > 0,
             )
         )
         if self._spec.bundle.settings.feeds:

@@ -139,7 +139,7 @@ class QuotedRowReader(LineReader):
             raise DataError(
                 f"{self._name}: the row at byte {at} has more than {len(held)} bytes, "
                 f"max_line_bytes is {self._limits.max_line_bytes}. The rest of the file is left "
-                "out; look for an unclosed quote"
+                "out; look for an unclosed quote, or pass limits=LineLimits(max_line_bytes=…)"
             )
         return int(end)
 

@@ -144,7 +144,8 @@ class LineReader:
         if not end and len(held) > self._limits.max_line_bytes:
             raise DataError(
                 f"{self._name}: the line at byte {at} has more than {len(held)} bytes, "
-                f"max_line_bytes is {self._limits.max_line_bytes}"
+                f"max_line_bytes is {self._limits.max_line_bytes}: if the file is not damaged, "
+                "pass limits=LineLimits(max_line_bytes=…)"
             )
         return end
 

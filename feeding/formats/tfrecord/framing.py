@@ -259,7 +259,8 @@ class RecordReader:
             return at + frame_kernels.FRAME_HEAD + length + frame_kernels.FRAME_FOOT
         if fault == frame_kernels.TOO_LONG:
             limit = self._limits.max_record_bytes
-            self._lose(at, f"it has {length} bytes, max_record_bytes is {limit}")
+            wider = f"a source with limits=RecordLimits(max_record_bytes={length}) takes it"
+            self._lose(at, f"it has {length} bytes, max_record_bytes is {limit}; {wider}")
         else:
             self._lose(at, "the CRC of its length is wrong; is this a TFRecord file?")
         return at + 1

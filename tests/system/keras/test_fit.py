@@ -343,6 +343,12 @@ def test_metrics_without_room_at_the_driver_are_told_once_and_the_losses_have_so
     assert f"a metric is one number and an epoch has at most {MAX_METRICS}." in warning
 
 
+def test_a_warning_of_thousands_of_metrics_names_twenty(caplog):
+    shown_metrics({f"b_{number}": 0.5 for number in range(5000)})
+    (warning,) = [each for each in caplog.messages if "left out" in each]
+    assert f"'b_{MAX_METRICS + 19}' and {5000 - MAX_METRICS - 20} more are left out" in warning
+
+
 def test_the_best_is_kept_by_any_metric_of_many(monkeypatch):
     """A metric behind the first hundred did not reach what keeps the best, which missed it."""
     looked: list[EpochTrained] = []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,22 +18,38 @@ from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
+from tfos.control.members import NodeStatus
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import NodeFailedError, ShutdownTimeout
 from tfos.failure import NODE_JOB_FAILED, NodeFailure
+from tfos.spark.jobs import JVM_ENDED, SparkJob
 from tfos.topology import plan
 
+DEADLINE_S = 60.0
 GRACE_S = 600.0
 """While it passes, main_fun returns."""
 
 
 class Jobs(NodeJobs):
-    def __init__(self) -> None:
-        pass
+    """Jobs that bring the workers' values for some looks."""
+
+    def __init__(self, looks: int = 0) -> None:
+        self.looks = looks
+        self.looks_at_end = -1
+        self.on_first_look: Callable[[], None] = lambda: None
+
+    def is_bringing(self, ended: Collection[str]) -> bool:
+        if self.looks and "worker:0" in ended:
+            self.looks -= 1
+            first, self.on_first_look = self.on_first_look, lambda: None
+            first()
+            return True
+        return False
 
     def end(self, timeout_s: float) -> bool:
+        self.looks_at_end = self.looks
         return True
 
 
@@ -55,13 +74,23 @@ class Waits(Coordinator):
         )
         report_to(self, node_id("worker:0"), messages.Failed(failure))
 
-    def returns(self) -> None:
-        report_to(self, node_id("worker:0"), messages.Done())
+    def returns(self, *, hands_over: bool = False) -> None:
+        report_to(self, node_id("worker:0"), messages.Done(hands_over=hands_over))
 
 
-def shutdown_of(coordinator: Waits, config: ClusterConfig) -> Shutdown:
+class Stops(Waits):
+    """One whose worker stops as it is told."""
+
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+        if self.read(lambda state: state.workers[0].stop_ordered):
+            self.on_stream_opened(node_id("worker:0"), 1)
+            self.on_stream_closed(node_id("worker:0"), 1)
+        return super().wait(done, timeout_s)
+
+
+def shutdown_of(coordinator: Waits, config: ClusterConfig, jobs: Jobs | None = None) -> Shutdown:
     made = Shutdown(coordinator, config, coordinator._console, Credentials("c", b"k" * 32))
-    made.begin(Jobs())
+    made.begin(jobs or Jobs())
     return made
 
 
@@ -74,8 +103,79 @@ def test_exit_handlers_of_a_worker_have_their_grace_before_the_servers_are_stopp
     coordinator = Waits(config)
     coordinator.returns()
     shutdown_of(coordinator, config).shutdown((), grace_s=grace_s, timeout_s=math.inf)
-    stops_s = coordinator.waited_s[-2]  # then the servers'
+    stops_s = coordinator.waited_s[-3]  # then the servers', and that of the values
     assert stops_s == pytest.approx(max(0.6 * abort_s, max(5.0, grace_s) + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("hands_over", "is_lost", "looks_left"),
+    [
+        (True, False, 0),
+        (False, False, 5),  # nothing comes: a task that Spark repeats may wait for a slot
+        (True, True, 5),  # nor from a host that was lost after main_fun had returned
+    ],
+)
+def test_values_of_ended_workers_are_awaited_before_their_jobs_are_cancelled(
+    hands_over: bool, is_lost: bool, looks_left: int
+):
+    config, jobs = ClusterConfig(), Jobs(looks=5)
+    coordinator = Stops(config)
+    coordinator.returns(hands_over=hands_over)
+    if is_lost:
+        coordinator._state.workers[0].status = NodeStatus.LOST
+    shutdown_of(coordinator, config, jobs).shutdown((), grace_s=0.0, timeout_s=math.inf)
+    assert jobs.looks_at_end == looks_left
+
+
+def test_an_abort_ends_the_wait_for_values():
+    config, jobs = ClusterConfig(), Jobs(looks=200_000)
+    coordinator = Stops(config)
+    coordinator.returns(hands_over=True)
+    ending = shutdown_of(coordinator, config, jobs)
+    aborts = threading.Thread(target=ending.abort, args=("Ctrl-C",))
+    jobs.on_first_look = aborts.start
+    ending.shutdown((), grace_s=0.0, timeout_s=math.inf)
+    aborts.join(DEADLINE_S)
+    assert jobs.looks_at_end > 0
+    assert not aborts.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("is_ended", "ended", "is_bringing"),
+    [
+        (False, {"worker:0", "worker:1"}, True),
+        (False, {"worker:0"}, False),  # the other one is lost: its job may never end
+        (True, {"worker:0", "worker:1"}, False),
+    ],
+)
+def test_a_job_brings_values_until_it_ends_if_all_its_nodes_have_ended_well(
+    is_ended: bool, ended: set[str], is_bringing: bool
+):
+    jobs = object.__new__(NodeJobs)
+    job: SparkJob[Any] = SparkJob(None, "tag", "", list, lambda job: None)
+    if is_ended:
+        job._ended.set()
+    jobs._jobs = {job: plan(2, 0).workers}
+    assert jobs.is_bringing(ended) is is_bringing
+
+
+class _Gone:
+    """A JVM that has ended."""
+
+    @property
+    def java(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_values_that_a_job_has_not_brought_are_told_with_the_reason():
+    jobs = object.__new__(NodeJobs)
+    job: SparkJob[Any] = SparkJob(None, "tag", "", list, lambda job: None)
+    jobs._jobs, jobs._sc = {job: plan(1, 0).workers}, SimpleNamespace(_jvm=_Gone())
+    assert jobs.lost_values() == {}
+    job.error = ConnectionRefusedError(111, "Connection refused")
+    assert jobs.lost_values() == {"worker:0": JVM_ENDED}
+    job._cancelled = True
+    assert jobs.lost_values()["worker:0"].startswith("Spark had not brought them when")
 
 
 def test_a_main_fun_that_is_late_is_named_and_given_no_grace():

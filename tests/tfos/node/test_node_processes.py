@@ -31,7 +31,7 @@ def test_a_ps_node_serves_and_stops_in_order(bed):
     bed.order("ps:0", messages.Stop("over", 5.0))
     assert run.wait().outcome == "ended"
     assert run.wait().reason == "over"
-    bed.event("ps:0", messages.Done)
+    assert not bed.event("ps:0", messages.Done).hands_over
     bed.assert_nothing_left()
 
 
@@ -47,6 +47,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
         sys.stdout.write("\n".join(lines) + "\n")
         logging.getLogger("user").info("logged at info")
         ctx.report_progress(3, 96, 0.5, {"accuracy": 0.25})
+        ctx.hand_over(b"large")
         return {"epochs": args["epochs"]}
 
     bed.start(bed.bundle("ps:0"))
@@ -54,6 +55,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
     server, entry = bed.release("ps:0", "worker:0")
     done = bed.event("worker:0", messages.Done)
     assert return_values.decode(done.result) == {"epochs": 2}
+    assert done.hands_over
     address = f"127.0.0.1:{entry.free_port}"
     assert entry.free_port not in (0, entry.endpoint.port)
     assert bed.log_line("args") == "args {'epochs': 2} of worker:0 chief True"
@@ -76,7 +78,7 @@ def test_a_worker_runs_main_fun_and_says_done(bed):
     assert run.is_running, "the worker still takes rows that nobody reads"
     bed.order("worker:0", messages.Stop("over", 5.0))
     bed.order("ps:0", messages.Stop("over", 5.0))
-    run.wait()
+    assert run.wait().value == b"large"
     bed.assert_nothing_left()
 
 

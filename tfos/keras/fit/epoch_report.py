@@ -30,6 +30,7 @@ from tfos.keras.step.trainer import PSTrainer
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
+_MAX_NAMED = 20
 _fits = itertools.count(1)
 
 
@@ -196,7 +197,8 @@ def shown_metrics(
     numbers = dict(numbers_in(single))
     kept = first_metrics(numbers, most, wanted)
     if left_out := [*several, *(name for name in numbers if name not in kept)]:
-        _tell_left_out(", ".join(map(repr, left_out)))
+        more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
+        _tell_left_out(", ".join(map(repr, left_out[:_MAX_NAMED])) + more)
     return {visible(str(name)[:_MAX_NAME_CHARS], keep=""): value for name, value in kept.items()}
 
 
