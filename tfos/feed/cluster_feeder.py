@@ -112,7 +112,7 @@ class ClusterFeeder:
                         trained = number + 1
                     # Nobody reads the validation of an epoch that no worker trains.
                     if validation is not None and not is_left_out:
-                        self._validate(validation, number, call.epochs.left_out)
+                        self._validate(validation, number, call.left_out)
                 if done:
                     self._await_metrics(call, progress, call.limit_s)
             finally:
@@ -141,6 +141,7 @@ class ClusterFeeder:
             return 0
         begun = self._coordinator.read(lambda state: answer_to(state, "", 0))
         first = call.epochs.leave_out(begun.epochs.get(feed, 0) if begun else 0, num_epochs)
+        call.left_out = call.epochs.left_out
         if first:
             self._console.line(
                 f"{feed!r}: the run that this one resumes had trained {first} of {num_epochs} "
@@ -236,7 +237,7 @@ class ClusterFeeder:
             left_out: epochs that were not fed again, nor validated.
         """
         call, progress = validation.call, validation.progress
-        call.epochs.left_out = left_out
+        call.left_out = left_out
         progress.title = f"validation of epoch {number + 1} of {progress.num_epochs}"
         progress.start_epoch(number, self._watch.sample(call.feed))
         self._set_limit(call)

@@ -69,11 +69,13 @@ class FeedCall:
     """Limit of the epoch that is fed: above `feed_timeout_s` if workers wait for the chief."""
     epoch: int = 0
     """Epoch of the feed, from 0, counted over all calls."""
+    left_out: int = 0
+    """Epochs of the interrupted run that come before it: those of the rows to train."""
 
     @property
     def shown_epoch(self) -> int:
         """Its epoch, from 0, with those that the interrupted run had trained."""
-        return self.epoch + self.epochs.left_out
+        return self.epoch + self.left_out
 
     @property
     def title(self) -> str:
@@ -125,6 +127,7 @@ class FeedCalls:
             call = FeedCall(
                 feed, time.monotonic(), is_abandoned, epochs, feed_timeout_s, feed_timeout_s
             )
+            call.left_out = epochs.left_out
             self._calls[feed] = call
         try:
             yield call

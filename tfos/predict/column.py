@@ -83,7 +83,7 @@ class PredictColumn:
         from pyspark.sql import functions
 
         given = [functions.col(each) if isinstance(each, str) else each for each in columns]
-        return self.udf(*map(_name_of, columns))(*given).alias(PREDICTION)
+        return self.udf(*columns)(*given).alias(PREDICTION)
 
     def udf(self, *names: str) -> Any:
         """Return the model as a function of Spark SQL.
@@ -97,6 +97,7 @@ class PredictColumn:
         Raises:
             SettingsError: as above.
         """
+        names = tuple(map(_name_of, names))
         outputs = (OutputColumn(name, name) for name in self._outputs)
         predictor = predictor_of(self.signature, names, outputs, self._batch_size, self._inputs)
         is_one = len(self._outputs) == 1

@@ -137,21 +137,24 @@ def test_lists_of_strings_come_joined_and_are_split_by_map_fn():
 
 def test_lists_are_padded_by_map_fn():
     """The way that docs/guides/feeding.md names, for a model with inputs of one length."""
-    epoch = rows(20)
+    epochs = rows(BATCH, uniform=BATCH), rows(20)  # a matrix, then differing lengths
 
     def padded(ids, y):
-        lists = tf.RaggedTensor.from_row_splits(ids.values, ids.offsets)
+        if isinstance(ids, np.ndarray):
+            lists = tf.RaggedTensor.from_tensor(ids)
+        else:
+            lists = tf.RaggedTensor.from_row_splits(ids.values, ids.offsets)
         return tf.strings.as_string(lists.to_tensor(99, shape=(None, 3))), y
 
     ids = keras.Input((3,), dtype="string")
     found = Embedding(4, table="items", combiner="sum", pad_id="99")(ids)
     with serving() as cluster:
         ctx = cluster.contexts[0]
-        feed_epochs(ctx.feed_channel, [epoch], finish=True)
+        feed_epochs(ctx.feed_channel, epochs, finish=True)
         model = distribute(compiled(keras.Model(ids, keras.layers.Dense(1)(found))), ctx)
         roles = ColumnRoles(feature_cols="items", label_cols="y", map_fn=padded)
-        model.fit(FeedDataset(ctx, BATCH, roles), verbose=0)
-        kept = {each for row in epoch for each in row["items"][:3]}
+        model.fit(FeedDataset(ctx, BATCH, roles), epochs=2, verbose=0)
+        kept = {each for epoch in epochs for row in epoch for each in row["items"][:3]}
         assert cluster.servers[0].stats().tables[0].rows == len(kept)
 
 

@@ -599,6 +599,10 @@ def test_an_own_train_function_is_refused(cluster):
     model = compiled(OwnFunction([keras.Input((20,)), keras.layers.Dense(2)]))
     with pytest.raises(UnsupportedModel, match="OwnFunction has its own make_train_function"):
         distribute(model, cluster.contexts[0])
+    patched = compiled(small())
+    patched.make_train_function = model.make_train_function
+    with pytest.raises(UnsupportedModel, match="has its own make_train_function"):
+        distribute(patched, cluster.contexts[0])
 
 
 def test_changes_after_distribution_are_refused(cluster):

@@ -996,10 +996,14 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
 
 
 def test_the_validation_of_a_resumed_run_is_that_of_its_epoch():
-    played, _, made = resuming({"input": 2})
+    played, tasks, made = resuming({"input": 2})
     request = dataclasses.replace(REQUEST, validation=REQUEST.data, num_epochs=3)
     with pytest.raises(FeedJobError, match="epoch 3 of 'validation' was interrupted"):
         made.train(request, lambda: messages.ComeTo("input", 1) in played.batch_orders)
+    with pytest.raises(FeedJobError, match="epoch 2 of 'validation' was interrupted"):
+        made.train(dataclasses.replace(REQUEST, feed="validation"), lambda: len(tasks) > 1)
+    others = [line for line in made.told if not line.startswith("'input': ")]
+    assert others == [], "the interrupted run had trained no other feed"
 
 
 @pytest.mark.parametrize("why", ["epochs", "stream", "resume_epochs"])

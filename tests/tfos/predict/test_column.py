@@ -280,18 +280,21 @@ def test_columns_in_backticks_have_the_names_inside(monkeypatch):
     """Spark takes `a.b` without them as a field: such columns were filled by place, swapped."""
     told: list[tuple[str, ...]] = []
 
-    class Named(PredictColumn):
-        def udf(self, *names: str) -> Any:
-            told.append(names)
-            return lambda *_: SimpleNamespace(alias=str)
-
     class Column:  # as Spark's
         def __str__(self) -> str:
             return "Column<'`c.d`'>"
 
+    def made(_: Any, names: tuple[str, ...], *__: Any) -> Any:
+        told.append(names)
+        return SimpleNamespace(schema=lambda: "`y` float")
+
+    function = SimpleNamespace(asNondeterministic=lambda: lambda *_: SimpleNamespace(alias=str))
     monkeypatch.setattr("pyspark.sql.functions.col", str)
+    monkeypatch.setattr(column, "predictor_of", made)
+    monkeypatch.setattr(column, "_udf", lambda: lambda *_, **__: function)
     signature = ModelSignature(source=SOURCE, digest="d", inputs={}, outputs={})
-    predict = Named(signature, None, [], 3)
+    predict = PredictColumn(signature, None, ["y"], 3)
     predict("`a.b`", Column())
-    predict("`a``.b`", "`s`.`x`", "x", "`")
-    assert told == [("a.b", "c.d"), ("a`.b", "`s`.`x`", "x", "`")]
+    predict("`a``.b`", "`s`.`x`", "x", "`", "```q```")
+    predict.udf("`c.d`", "a.b")
+    assert told == [("a.b", "c.d"), ("a`.b", "`s`.`x`", "x", "`", "`q`"), ("c.d", "a.b")]

@@ -29,6 +29,7 @@ class Frame:
     """A streaming DataFrame whose query must not be started."""
 
     isStreaming = True
+    mapInArrow = None
     started = False
 
     @property

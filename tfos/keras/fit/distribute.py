@@ -89,7 +89,8 @@ def check_model(model: Any) -> None:
             f"the model was created under {type(model._distribute_strategy).__name__}, but "
             "ctx.distribute runs one replica per worker; create it outside of strategy.scope()"
         )
-    if type(model).make_train_function is not keras.Model.make_train_function:
+    made_by = getattr(model.make_train_function, "__func__", None)  # an object may have its own
+    if made_by is not keras.Model.make_train_function:
         raise UnsupportedModel(
             f"{type(model).__name__} has its own make_train_function, which would not be called: "
             "the steps here are those of ctx.distribute. Put what it does into train_step, or "
