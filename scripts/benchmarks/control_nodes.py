@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import psutil
@@ -80,6 +80,11 @@ class NoJobs:
         """Return whether every job has ended."""
         del timeout_s
         return True
+
+    def is_bringing(self, ended: Collection[str]) -> bool:
+        """Return whether Spark still brings what these nodes have handed over."""
+        del ended
+        return False
 
     def values(self) -> dict[str, bytes]:
         """Return what the nodes' tasks brought back."""
