@@ -125,9 +125,14 @@ class FeedCalls:
                 )
             epochs = self._epochs.setdefault(feed, EpochNumbers())
             call = FeedCall(
-                feed, time.monotonic(), is_abandoned, epochs, feed_timeout_s, feed_timeout_s
+                feed,
+                time.monotonic(),
+                is_abandoned,
+                epochs,
+                feed_timeout_s,
+                limit_s=feed_timeout_s,
+                left_out=epochs.left_out,
             )
-            call.left_out = epochs.left_out
             self._calls[feed] = call
         try:
             yield call
