@@ -170,7 +170,8 @@ def _report_save(client: PSClient, pid: int, save: tuple[str, str, Path, int]) -
 def _restore(root: Path, size: _Size) -> None:
     """Measure P24r: to the end of the restore, the start of the process included."""
     begun_s = time.perf_counter()
-    with server_group(arguments=["--restore", str(root)]) as group:
+    with server_group(arguments=["--restore", str(root)]) as group, group.client() as client:
+        client.attach()  # the server listens before it has restored, and answers this after it
         seconds = time.perf_counter() - begun_s
         taken_s = cpu_s(group.pids[0])
     name = f"start and restore of {sum(size.rows.values()):,} rows"
