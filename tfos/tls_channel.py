@@ -1,19 +1,32 @@
 """A process's side of a gRPC channel to its driver: its credentials, and one call.
 
 Covers: where each key goes; a chain instead of the authority would be believed. Which
-failures of a call a retry may fix.
+failures of a call a retry may fix. The import of gRPC, for all of tfos.
 Does not: open a channel (tfos.control.client, tfos.many.slot.client), serve (tfos.tls_server).
 Threads: any.
+
+gRPC logs each failed handshake at level INFO, without an address, so a stranger could fill the disk
+of the driver's log. It reads the level once, when it is imported. A program that sets
+GRPC_VERBOSITY, or imports gRPC earlier, decides for itself.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
-
-import grpc
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.errors import ControlFailed, ControlRefused, ControlUnavailable
+
+_LEVEL = "GRPC_VERBOSITY"
+_is_given = _LEVEL in os.environ
+os.environ.setdefault(_LEVEL, "ERROR")
+import grpc  # noqa: E402 - it reads the level
+
+if not _is_given:
+    del os.environ[_LEVEL]
+
+__all__ = ["REFUSALS", "ask", "channel_credentials", "grpc", "reason_of"]
 
 REFUSALS = frozenset(
     {

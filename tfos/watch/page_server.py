@@ -129,6 +129,7 @@ class JobPage:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # below it, a line for each malformed request of a stranger
             access_log=False,  # URLs have the token
             server_header=False,
             proxy_headers=False,
