@@ -90,7 +90,14 @@ def test_another_site_can_neither_save_nor_stop(bed, client, action):
     by_form = client.post(action, data={"token": TOKEN})
     by_get = client.get(action, params={"token": TOKEN})
     assert (by_url.status_code, by_form.status_code, by_get.status_code) == (401, 401, 405)
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost"):
+    others = (
+        "http://evil.example",
+        "null",
+        "http://[",
+        "http://127.0.0.1:9999",
+        "http://localhost",
+    )
+    for origin in others:
         forged = client.post(action, headers={**HEADER, "Origin": origin})
         assert forged.status_code == 403
     assert bed.coordinator.read(lambda state: (state.saves_asked, state.training_stop)) == (0, "")
