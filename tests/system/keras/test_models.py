@@ -649,6 +649,13 @@ def test_servers_with_another_model_are_refused(cluster):
         distribute(compiled(other), cluster.contexts[0])
 
 
+def test_a_model_that_trains_nothing_is_told_what_to_set(cluster):
+    model = small()
+    model.trainable = False
+    with pytest.raises(UnsupportedModel, match=r"no trainable variables, .*set trainable=True"):
+        distribute(compiled(model), cluster.contexts[0]).fit(X, Y, verbose=0)
+
+
 def test_frozen_weights_are_not_moved_but_kept(cluster):
     model = small()
     model.layers[0].trainable = False
