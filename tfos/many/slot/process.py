@@ -257,8 +257,9 @@ class Slot:
         self._put_ended(ended)
 
     def _is_too_much(self, value: bytes) -> bool:
-        """Whether Spark would refuse a value that was drawn ahead, with those that wait."""
-        return self._spooled_bytes + len(value) > self._spec.settings.max_job_bytes
+        """Whether the driver could not take a value that was drawn ahead with those that wait."""
+        spooled = self._spooled_bytes
+        return spooled > 0 and spooled + len(value) > self._spec.settings.max_job_bytes
 
     def _store(self, ended: Ended, value: bytes) -> None:
         if self._results is None:
