@@ -24,7 +24,11 @@ def unheld(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
         values: array of any shape; bools fit any column.
         dtype: that of the column; of floats, float.
     """
-    is_exact = values.dtype.kind in "iu" and dtype.kind == "f"
+    is_exact = (
+        values.dtype.kind in "iu"
+        and dtype.kind == "f"
+        and 8 * values.dtype.itemsize > np.finfo(dtype).nmant + 1  # shorter ints are never rounded
+    )
     return rounded(values, dtype) if is_exact else misfits(values, dtype)
 
 
