@@ -25,7 +25,7 @@ from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
 from tfos.feed.dataframe import check_fed
 from tfos.ml.model import KerasModel
-from tfos.ml.params import DEFAULTS, KerasParams
+from tfos.ml.params import DEFAULTS, FitParams
 from tfos.ml.persistence import EstimatorReader, EstimatorWriter
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 class KerasEstimator(
     Estimator[KerasModel],  # type: ignore[misc]  # pyspark is not checked
-    KerasParams,
+    FitParams,
     MLWritable,  # type: ignore[misc]  # pyspark is not checked
     MLReadable[Any],  # type: ignore[misc]  # pyspark is not checked
 ):

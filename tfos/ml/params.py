@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class KerasParams(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Params of KerasEstimator and KerasModel."""
+    """Params of KerasEstimator, and of KerasModel as its fit had them."""
 
     featuresCol = param(
         "featuresCol", "column of the features, if there is one", TypeConverters.toString
@@ -154,19 +154,19 @@ class KerasParams(Params):  # type: ignore[misc]  # pyspark is not checked
     setBatchSize, getBatchSize = accessors("batchSize", int)
     setPredictBatchSize, getPredictBatchSize = accessors("predictBatchSize", int)
     setVerbose, getVerbose = accessors("verbose", bool)
-    setValidationCol, getValidationCol = accessors("validationCol", str)
-    setValidationSplit, getValidationSplit = accessors("validationSplit", float)
-    setEpochs, getEpochs = accessors("epochs", int)
-    setLearningRate, getLearningRate = accessors("learningRate", float)
-    setSeed, getSeed = accessors("seed", int)
-    setClusterSize, getClusterSize = accessors("clusterSize", int)
-    setNumPS, getNumPS = accessors("numPS", int)
-    setConsistency, getConsistency = accessors("consistency", str)
-    setStalenessBound, getStalenessBound = accessors("stalenessBound", int)
-    setCheckpointDir, getCheckpointDir = accessors("checkpointDir", str)
-    setResume, getResume = accessors("resume", bool)
-    setFeedTimeout, getFeedTimeout = accessors("feedTimeout", float)
-    setExactlyOnce, getExactlyOnce = accessors("exactlyOnce", bool)
+    getValidationCol = accessors("validationCol", str)[1]
+    getValidationSplit = accessors("validationSplit", float)[1]
+    getEpochs = accessors("epochs", int)[1]
+    getLearningRate = accessors("learningRate", float)[1]
+    getSeed = accessors("seed", int)[1]
+    getClusterSize = accessors("clusterSize", int)[1]
+    getNumPS = accessors("numPS", int)[1]
+    getConsistency = accessors("consistency", str)[1]
+    getStalenessBound = accessors("stalenessBound", int)[1]
+    getCheckpointDir = accessors("checkpointDir", str)[1]
+    getResume = accessors("resume", bool)[1]
+    getFeedTimeout = accessors("feedTimeout", float)[1]
+    getExactlyOnce = accessors("exactlyOnce", bool)[1]
 
     def column_plan(self) -> ColumnPlan:
         """Return the columns of features, labels and weights.
@@ -233,3 +233,21 @@ def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
                 "outputs) or classCol"
             )
         taken.add(name.lower())
+
+
+class FitParams(KerasParams):
+    """Setters of what only a fit reads; on a KerasModel they would have no effect."""
+
+    setValidationCol = accessors("validationCol", str)[0]
+    setValidationSplit = accessors("validationSplit", float)[0]
+    setEpochs = accessors("epochs", int)[0]
+    setLearningRate = accessors("learningRate", float)[0]
+    setSeed = accessors("seed", int)[0]
+    setClusterSize = accessors("clusterSize", int)[0]
+    setNumPS = accessors("numPS", int)[0]
+    setConsistency = accessors("consistency", str)[0]
+    setStalenessBound = accessors("stalenessBound", int)[0]
+    setCheckpointDir = accessors("checkpointDir", str)[0]
+    setResume = accessors("resume", bool)[0]
+    setFeedTimeout = accessors("feedTimeout", float)[0]
+    setExactlyOnce = accessors("exactlyOnce", bool)[0]

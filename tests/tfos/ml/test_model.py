@@ -62,6 +62,8 @@ def test_a_model_has_the_params_of_its_fit(monkeypatch):
     model = estimator.copy({estimator.learningRate: 0.5})._fit(frame)
     assert (model.getEpochs(), model.getLearningRate(), model.getNumPS()) == (3, 0.5, -1)
     assert model.column_plan().validation is None  # its rows need no such column
+    assert not hasattr(model, "setEpochs")  # it would have no effect
+    assert estimator.setEpochs(4).getEpochs() == 4
 
 
 def test_a_model_is_evaluated_with_the_config_of_its_estimator(monkeypatch):
