@@ -7,13 +7,11 @@ Runs in: the driver; `_packed` in Spark's tasks.
 
 from __future__ import annotations
 
-import copy
 import io
 from dataclasses import dataclass
 from typing import Any
 
 from tfos.errors import UnsupportedError
-from tfos.feed.dataframe_columns import quoted
 from tfos.many.items import check_names, digest_of, shown_name
 from tfos.many.row_digest import rows_digest
 
@@ -78,7 +76,7 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     pack = _pack_with_digest if with_digests else _pack  # Spark takes no partial: it reads hints
     # By name: a recomputation after a loss yields the same partitions. A plain repartition deals
     # rows by their bytes, which depend on the order of a group's rows.
-    packed = _quoted(given).applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
+    packed = given.applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
     packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = packed.select("item", functions.spark_partition_id(), "rows_digest").collect()
@@ -95,22 +93,6 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
         digest=digest_of((name, "") for name in names),
         row_digests=tuple(digest for _, _, digest in found),
     )
-
-
-class _Columns(dict[str, Any]):
-    """A DataFrame's columns by their quoted names."""
-
-    @property
-    def columns(self) -> list[str]:
-        """The names."""
-        return list(self)
-
-
-def _quoted(given: Any) -> Any:
-    """Return a grouped DataFrame whose rows Spark takes by names with dots and backticks, too."""
-    found, frame = copy.copy(given), given._df
-    found._df = _Columns((name, frame[name]) for name in map(quoted, frame.columns))
-    return found
 
 
 def _pack(key: Any, table: Any) -> Any:

@@ -85,11 +85,6 @@ def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
     assert trainings.value("s0") == {"key": "s0", "rows": 15, "sum": 735.0}
     done = trainings.to_spark(session).where("state = 'done'").selectExpr("sum(metrics.rows)")
     assert done.first()[0] == 100
-    odd = frame.toDF("a series.name", "a`b.c")
-    trainings = tfos.map_train(
-        odd.groupBy("`a series.name`"), lambda key, rows: (key, rows.column_names), slots=2
-    )
-    assert trainings.value("s1") == ("s1", odd.columns)
     with pytest.raises(SettingsError, match=r"fn is called as fn\(key, rows\)"):
         tfos.map_train(frame.groupBy("series"), lambda rows: rows)
 
