@@ -106,7 +106,7 @@ def test_a_value_that_spark_would_not_bring_fails_its_item_at_once(slot):
         (0, 16 << 30, 256 << 20, 1700 << 20, 1956 << 20),
         (400 << 20, 16 << 30, 100 << 20, 280 << 20, 380 << 20),
         (1 << 40, 16 << 30, 256 << 20, 1700 << 20, 1956 << 20),
-        (1 << 30, 1000 << 20, 125 << 20, 751619276, 200 << 20),
+        (1 << 30, 1000 << 20, 65536000, 751619276, 200 << 20),
     ],
 )
 def test_values_before_a_hand_over_and_one_beside_them_are_below_the_limit(
@@ -118,13 +118,13 @@ def test_values_before_a_hand_over_and_one_beside_them_are_below_the_limit(
     assert settings.max_job_bytes == several
 
 
-def test_a_value_that_a_small_driver_holds_only_alone_waits_for_the_hand_over(slot):
+def test_only_a_slot_that_ends_gives_an_item_back(slot):
+    """Another would draw it again, and give it back for ever."""
     settings = dataclasses.replace(slot._spec.settings, driver_heap_bytes=5000)
     slot._spec = msgspec.structs.replace(slot._spec, settings=settings)
-    assert not slot._is_too_much(bytes(1001))  # trained again, it would be as large
-    slot._spooled_bytes = 600
-    assert slot._is_too_much(bytes(401))
-    assert not slot._is_too_much(bytes(400))
+    assert keep(slot, 3, bytes(200)) == keep(slot, 4, bytes(900)) == Ending.RETURNED
+    assert slot._next_order() == EndSlot()
+    assert keep(slot, 5, b"") == Ending.NOT_BEGUN
 
 
 def test_a_slot_whose_values_are_many_hands_them_over(slot, monkeypatch):

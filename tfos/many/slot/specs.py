@@ -43,7 +43,7 @@ class RunSettings:
     @property
     def hand_over_bytes(self) -> int:
         """Bytes of values at which a slot ends, so that its job returns them and it restarts."""
-        most = min(_HAND_OVER_BYTES, self.driver_heap_bytes // 8)
+        most = min(_HAND_OVER_BYTES, self.driver_heap_bytes // 16)
         return min(most, self.max_result_bytes // 4 or most)
 
     @property
@@ -53,7 +53,7 @@ class RunSettings:
 
     @property
     def max_job_bytes(self) -> int:
-        """Largest total of several values that return together, in bytes."""
+        """Largest total of the values that return together, with one that was drawn ahead."""
         return min(self.hand_over_bytes + self.max_value_bytes, self.driver_heap_bytes // 5)
 
 
