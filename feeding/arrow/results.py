@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from feeding.arrow.arrays import DTYPES
 from feeding.columnar.chunk import Array, Chunk, Column
-from feeding.columnar.ranges import misfits, rounded
+from feeding.columnar.ranges import unheld
 from feeding.columnar.schema import ColumnGroup, ColumnSpec
 from feeding.errors import ResultTypeError
 
@@ -96,11 +96,11 @@ def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType
         raise _misfit(spec, field)
     if dtype.kind == "b":
         return _from_buffers(kind, len(values), [np.packbits(values, bitorder="little")])
-    if (found := _unheld(values, logical, dtype)) is not None:
+    if (found := unheld(values, dtype)) is not None:
         shown, how = _shown(field.type), ""
         others = {"double": np.dtype("float64"), "bigint": np.dtype("int64")}
         for name, other in others.items():
-            if dtype.kind in ("f", other.kind) and _unheld(values, logical, other) is None:
+            if dtype.kind in ("f", other.kind) and unheld(values, other) is None:
                 announced = f"{field.name} {shown.replace(str(kind), name)}"
                 how = f"announce a wider type, such as output={announced!r}, or "
                 break
@@ -109,15 +109,6 @@ def _numbers(values: Array, spec: ColumnSpec, field: pa.Field, kind: pa.DataType
             f"{shown}, which does not hold them: {how}convert them in main_fun"
         )
     return _from_buffers(kind, len(values), [np.ascontiguousarray(values, dtype)])
-
-
-def _unheld(
-    values: Array, logical: np.dtype[Any], dtype: np.dtype[Any]
-) -> tuple[float, float] | None:
-    """Return the least and the greatest number that a column does not hold; None: it holds all."""
-    # Ints may be ids, of which none may become another one.
-    is_exact = logical.kind in "iu" and dtype.kind == "f"
-    return rounded(values, dtype) if is_exact else misfits(values, dtype)
 
 
 def _offsets(offsets: Array | None, field: pa.Field) -> Array:

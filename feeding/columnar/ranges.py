@@ -1,6 +1,6 @@
 """Ranges of dtypes: which numbers another dtype does not hold.
 
-Covers: misfits, rounded.
+Covers: unheld, misfits, rounded.
 Does not: decide which kinds of numbers may become which (receiver.batch_reader, arrow.results).
 Threads: any; pure.
 """
@@ -13,6 +13,23 @@ from typing import Any
 import numpy as np
 
 from feeding.columnar.chunk import Array
+
+
+def unheld(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    """Return the least and the greatest number that a column does not hold; None: it holds all.
+
+    A float column may round floats, but no int: ints may be ids, of which none may become another.
+
+    Args:
+        values: array of any shape; bools fit any column.
+        dtype: that of the column; of floats, float.
+    """
+    is_exact = (
+        values.dtype.kind in "iu"
+        and dtype.kind == "f"
+        and 8 * values.dtype.itemsize > np.finfo(dtype).nmant + 1  # shorter ints are never rounded
+    )
+    return rounded(values, dtype) if is_exact else misfits(values, dtype)
 
 
 def misfits(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
@@ -40,12 +57,12 @@ def rounded(values: Array, dtype: np.dtype[Any]) -> tuple[int, int] | None:
 
     Args:
         values: ints of any shape.
-        dtype: float32 or float64.
+        dtype: float16, float32 or float64.
     """
-    cast = values.astype(dtype)
-    with np.errstate(invalid="ignore"):  # what is above all ints becomes any int
-        changed = cast.astype(values.dtype) != values
-    odd = values[changed | (cast >= float(np.iinfo(values.dtype).max + 1))]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is above all ints becomes any int
+        cast = values.astype(dtype)
+        changed = (cast.astype(values.dtype) != values) | np.isinf(cast)
+        odd = values[changed | (cast >= float(np.iinfo(values.dtype).max + 1))]
     return (int(odd.min()), int(odd.max())) if odd.size else None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from feeding.columnar.batch import Batch, BatchColumn, EpochEnd, FeedEnd, Ragged, check_batch_size
 from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array, Chunk
-from feeding.columnar.ranges import misfits, rounded
+from feeding.columnar.ranges import unheld
 from feeding.columnar.rows import column_values
 from feeding.columnar.schema import ColumnSpec, Schema
 from feeding.errors import SchemaError
@@ -336,10 +336,7 @@ def _ragged(slices: list[ChunkRows], index: int, spec: ColumnSpec, feed: str) ->
 
 def _check_range(values: Array, dtype: np.dtype[Any], name: str, feed: str) -> None:
     """Refuse numbers that the dtype of the rows before them does not hold."""
-    # An int among float64 is refused as within a chunk (feeding.encode).
-    is_wide = values.dtype.kind in "iu" and values.dtype.itemsize == 8
-    check = rounded if is_wide and dtype == np.float64 else misfits
-    if (found := check(values, dtype)) is not None:
+    if (found := unheld(values, dtype)) is not None:
         raise SchemaError(
             f"feed {feed!r}: column {name!r} had {dtype}, then got {found[0]}..{found[1]}, which "
             "it cannot hold; cast the column to one type before it is fed"

@@ -210,8 +210,13 @@ class CacheDirectory:
 
 def _private_directory() -> Path:
     path = real_path(Path(tempfile.mkdtemp(prefix="tfos-kernels-")).absolute())
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    atexit.register(_remove, path, os.getpid())
     return path
+
+
+def _remove(path: Path, maker: int) -> None:
+    if os.getpid() == maker:  # a child that was forked calls the same functions at its exit
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _copy_packed(source: Path, target: Path) -> None:

@@ -54,6 +54,9 @@ class FakeSpark:
         self._running: dict[int, tuple[str, threading.Event]] = {}
         self._ids = itertools.count()
         self._jsc: FakeJava | None = FakeJava(self)
+        runtime = types.SimpleNamespace(maxMemory=lambda: 1 << 34)
+        lang = types.SimpleNamespace(Runtime=types.SimpleNamespace(getRuntime=lambda: runtime))
+        self._jvm = types.SimpleNamespace(java=types.SimpleNamespace(lang=lang))
 
     def close(self) -> None:
         """End what a test left."""

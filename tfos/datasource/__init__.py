@@ -32,4 +32,7 @@ def register_data_sources(spark: Any) -> None:
         )
     from tfos.datasource.source import TFRecordDataSource
 
-    registration.register(TFRecordDataSource)
+    session = getattr(spark, "_jsparkSession", None)  # Connect has none
+    # Spark warns of a source that replaces one, even itself.
+    if not (session and session.sessionState().dataSourceManager().dataSourceExists("tfrecord")):
+        registration.register(TFRecordDataSource)

@@ -66,9 +66,9 @@ class ColumnPlan:
         for name in self.fed:
             dataframe_columns.check_plain(name, kinds[name])
         for name in self.labels:
-            _check_number(f"label column {name!r}", by_name[name])
+            _check_number("label column", by_name[name])
         if self.weight is not None:
-            _check_number(f"weight column {self.weight!r}", by_name[self.weight], is_list=False)
+            _check_number("weight column", by_name[self.weight], is_list=False)
         if self.validation is not None:
             word = self._word("validationCol")
             _check_flag(f"{word} {self.validation!r}", kinds[self.validation])
@@ -196,7 +196,7 @@ def _selector(columns: tuple[str, ...], tensors: Sequence[str]) -> str | list[st
 def _check_number(what: str, leaf: Leaf, *, is_list: bool = True) -> None:
     if leaf.kind in _TEXTS | _TIMES or (leaf.is_list and not is_list):
         raise SettingsError(
-            f"{what} is {leaf}; it must be numbers"
+            f"{what} {leaf}; it must be numbers"
             + ("" if is_list else ", one per row")
             + ": StringIndexer turns text into numbers, F.col(name).cast('double') other types"
         )

@@ -94,6 +94,7 @@ class RunPlace:
         """Return the slot settings that depend on Spark's own."""
         return {
             "max_result_bytes": max_result_bytes(self.sc),
+            "driver_heap_bytes": int(self.sc._jvm.java.lang.Runtime.getRuntime().maxMemory()),
             "shares_gpus": self.facts.task_share("gpu").gpus % 1 != 0,
             "loopback": self.facts.is_local,
         }

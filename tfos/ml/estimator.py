@@ -8,6 +8,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,13 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from feeding.columnar.batch import check_batch_size
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
+from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.recipe import recipe_of
 from tfos.estimators.training import FitSettings, fit
 from tfos.feed.dataframe import check_fed
 from tfos.ml.model import KerasModel
-from tfos.ml.params import FitParams
+from tfos.ml.params import DEFAULTS, FitParams
 from tfos.ml.persistence import EstimatorReader, EstimatorWriter
-from tfos.predict.column import BATCH_SIZE
 
 if TYPE_CHECKING:
     import keras
@@ -119,13 +120,13 @@ class KerasEstimator(
         exactlyOnce: bool | None = None,
         verbose: bool | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in _PARAMS}
+        given = {name: value for name, value in locals().items() if name in DEFAULTS}
         super().__init__()
         self.recipe = recipe_of(model, model_fn, custom_objects)
         self.callbacks = () if callbacks is None else callbacks
         self.class_weight = class_weight
         self.config = config
-        self._setDefault(**_PARAMS)
+        self._setDefault(**DEFAULTS)
         self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
@@ -138,6 +139,16 @@ class KerasEstimator(
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
         model.config = self.config
         return self._copyValues(model)  # type: ignore[no-any-return]
+
+    def column_plan(self) -> ColumnPlan:
+        """Return the columns of a fit.
+
+        Raises:
+            SettingsError: both the Param for one column and the one for several are set.
+        """
+        return dataclasses.replace(
+            super().column_plan(), validation=self.getValidationCol() or None
+        )
 
     def _check_results(self, labels: Sequence[str], given: Sequence[str]) -> None:
         """Refuse result columns that the rows already have; outputs may be named like labels."""
@@ -228,32 +239,3 @@ def _alone_in(directory: str) -> Iterator[None]:
         del _directories[directory]
         raise
     _directories[directory] = "has ended"
-
-
-_PARAMS: dict[str, Any] = {
-    "featuresCol": "features",
-    "featuresCols": None,
-    "labelCol": "label",
-    "labelCols": None,
-    "predictionCol": "prediction",
-    "predictionCols": None,
-    "classCol": "",
-    "weightCol": "",
-    "validationCol": "",
-    "validationSplit": 0.0,
-    "batchSize": 32,
-    "predictBatchSize": BATCH_SIZE,
-    "epochs": 1,
-    "learningRate": 0.0,
-    "seed": 0,
-    "clusterSize": 1,
-    "numPS": -1,
-    "consistency": "async",
-    "stalenessBound": -1,
-    "checkpointDir": "",
-    "resume": False,
-    "feedTimeout": 600.0,
-    "exactlyOnce": False,
-    "verbose": True,
-}
-"""Params with their defaults."""

@@ -20,9 +20,9 @@ from tfos.errors import SettingsError
 from tfos.estimators.recipe import ModelRecipe, described, model_of
 from tfos.estimators.training import FitSettings, evaluate
 from tfos.feed.dataframe import check_classic, check_fed
-from tfos.ml.params import ModelParams
+from tfos.ml.params import DEFAULTS, KerasParams
 from tfos.ml.persistence import ModelFileReader, ModelFileWriter
-from tfos.predict.column import BATCH_SIZE, predicted, read_signature
+from tfos.predict.column import predicted, read_signature
 from tfos.predict.predictor import OutputColumn, form_of, predictor_of
 from tfos.predict.signature import ModelSignature, ModelSource
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 class KerasModel(
     Model,  # type: ignore[misc]  # pyspark is not checked
-    ModelParams,
+    KerasParams,
     MLWritable,  # type: ignore[misc]  # pyspark is not checked
     MLReadable[Any],  # type: ignore[misc]  # pyspark is not checked
 ):
@@ -62,16 +62,7 @@ class KerasModel(
         self.history = {name: list(values) for name, values in (history or {}).items()}
         self.config: ClusterConfig | None = None
         self._signature: ModelSignature | None = None
-        self._setDefault(
-            featuresCol="features",
-            labelCol="label",
-            predictionCol="prediction",
-            classCol="",
-            weightCol="",
-            batchSize=32,
-            predictBatchSize=BATCH_SIZE,
-            verbose=True,
-        )
+        self._setDefault(**DEFAULTS)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_classic(dataset)

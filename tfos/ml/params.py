@@ -7,19 +7,48 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
+from tfos.predict.column import BATCH_SIZE
 from tfos.predict.fitting import in_order
 from tfos.spark.param_accessors import accessors, param
 
+DEFAULTS: dict[str, Any] = {
+    "featuresCol": "features",
+    "featuresCols": None,
+    "labelCol": "label",
+    "labelCols": None,
+    "predictionCol": "prediction",
+    "predictionCols": None,
+    "classCol": "",
+    "weightCol": "",
+    "validationCol": "",
+    "validationSplit": 0.0,
+    "batchSize": 32,
+    "predictBatchSize": BATCH_SIZE,
+    "epochs": 1,
+    "learningRate": 0.0,
+    "seed": 0,
+    "clusterSize": 1,
+    "numPS": -1,
+    "consistency": "async",
+    "stalenessBound": -1,
+    "checkpointDir": "",
+    "resume": False,
+    "feedTimeout": 600.0,
+    "exactlyOnce": False,
+    "verbose": True,
+}
+"""The Params with their defaults."""
 
-class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
-    """Params of KerasEstimator and KerasModel."""
+
+class KerasParams(Params):  # type: ignore[misc]  # pyspark is not checked
+    """Params of KerasEstimator, and of KerasModel as its fit had them."""
 
     featuresCol = param(
         "featuresCol", "column of the features, if there is one", TypeConverters.toString
@@ -58,6 +87,61 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
         "predictBatchSize", "rows that the model takes at once in transform", TypeConverters.toInt
     )
     verbose = param("verbose", "whether progress is shown", TypeConverters.toBoolean)
+    validationCol = param(
+        "validationCol",
+        "column that is true where a row validates; empty: none",
+        TypeConverters.toString,
+    )
+    validationSplit = param(
+        "validationSplit", "share of the rows that validate", TypeConverters.toFloat
+    )
+    epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
+    learningRate = param(
+        "learningRate",
+        "replaces the compiled optimizer's rate; 0: keeps it",
+        TypeConverters.toFloat,
+    )
+    seed = param(
+        "seed",
+        "seed of the shuffle and of the workers' Keras; -1: rows as they come",
+        TypeConverters.toInt,
+    )
+    clusterSize = param(
+        "clusterSize", "nodes, servers included; one task slot each", TypeConverters.toInt
+    )
+    numPS = param(
+        "numPS",
+        "parameter servers among the nodes; -1: one beside several workers, none beside one node",
+        TypeConverters.toInt,
+    )
+    consistency = param(
+        "consistency", "mode of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
+    )
+    stalenessBound = param(
+        "stalenessBound",
+        "steps that a worker may be ahead of the slowest, for ssp; -1: not set",
+        TypeConverters.toInt,
+    )
+    checkpointDir = param(
+        "checkpointDir",
+        "where the servers save while they train; empty: they do not save",
+        TypeConverters.toString,
+    )
+    resume = param(
+        "resume",
+        "whether a fit continues from the newest checkpoint in checkpointDir, of another program, "
+        "without the epochs that an interrupted fit had trained",
+        TypeConverters.toBoolean,
+    )
+    feedTimeout = param(
+        "feedTimeout", "seconds in which no worker takes a row", TypeConverters.toFloat
+    )
+    exactlyOnce = param(
+        "exactlyOnce",
+        "whether a task that Spark repeats skips the rows that it fed before; correct only "
+        "if a partition has the same rows in the same order again",
+        TypeConverters.toBoolean,
+    )
 
     setFeaturesCol, getFeaturesCol = accessors("featuresCol", str)
     setFeaturesCols, getFeaturesCols = accessors("featuresCols", list[str])
@@ -70,6 +154,19 @@ class ModelParams(Params):  # type: ignore[misc]  # pyspark is not checked
     setBatchSize, getBatchSize = accessors("batchSize", int)
     setPredictBatchSize, getPredictBatchSize = accessors("predictBatchSize", int)
     setVerbose, getVerbose = accessors("verbose", bool)
+    getValidationCol = accessors("validationCol", str)[1]
+    getValidationSplit = accessors("validationSplit", float)[1]
+    getEpochs = accessors("epochs", int)[1]
+    getLearningRate = accessors("learningRate", float)[1]
+    getSeed = accessors("seed", int)[1]
+    getClusterSize = accessors("clusterSize", int)[1]
+    getNumPS = accessors("numPS", int)[1]
+    getConsistency = accessors("consistency", str)[1]
+    getStalenessBound = accessors("stalenessBound", int)[1]
+    getCheckpointDir = accessors("checkpointDir", str)[1]
+    getResume = accessors("resume", bool)[1]
+    getFeedTimeout = accessors("feedTimeout", float)[1]
+    getExactlyOnce = accessors("exactlyOnce", bool)[1]
 
     def column_plan(self) -> ColumnPlan:
         """Return the columns of features, labels and weights.
@@ -138,85 +235,19 @@ def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
         taken.add(name.lower())
 
 
-class FitParams(ModelParams):
-    """Params of KerasEstimator."""
+class FitParams(KerasParams):
+    """Setters of what only a fit reads; on a KerasModel they would have no effect."""
 
-    validationCol = param(
-        "validationCol",
-        "column that is true where a row validates; empty: none",
-        TypeConverters.toString,
-    )
-    validationSplit = param(
-        "validationSplit", "share of the rows that validate", TypeConverters.toFloat
-    )
-    epochs = param("epochs", "passes over the rows", TypeConverters.toInt)
-    learningRate = param(
-        "learningRate",
-        "replaces the compiled optimizer's rate; 0: keeps it",
-        TypeConverters.toFloat,
-    )
-    seed = param(
-        "seed",
-        "seed of the shuffle and of the workers' Keras; -1: rows as they come",
-        TypeConverters.toInt,
-    )
-    clusterSize = param(
-        "clusterSize", "nodes, servers included; one task slot each", TypeConverters.toInt
-    )
-    numPS = param(
-        "numPS",
-        "parameter servers among the nodes; -1: one beside several workers, none beside one node",
-        TypeConverters.toInt,
-    )
-    consistency = param(
-        "consistency", "mode of ctx.distribute: async, sync, ssp or hybrid", TypeConverters.toString
-    )
-    stalenessBound = param(
-        "stalenessBound",
-        "steps that a worker may be ahead of the slowest, for ssp; -1: not set",
-        TypeConverters.toInt,
-    )
-    checkpointDir = param(
-        "checkpointDir",
-        "where the servers save while they train; empty: they do not save",
-        TypeConverters.toString,
-    )
-    resume = param(
-        "resume",
-        "whether a fit continues from the newest checkpoint in checkpointDir, of another program, "
-        "without the epochs that an interrupted fit had trained",
-        TypeConverters.toBoolean,
-    )
-    feedTimeout = param(
-        "feedTimeout", "seconds in which no worker takes a row", TypeConverters.toFloat
-    )
-    exactlyOnce = param(
-        "exactlyOnce",
-        "whether a task that Spark repeats skips the rows that it fed before; correct only "
-        "if a partition has the same rows in the same order again",
-        TypeConverters.toBoolean,
-    )
-
-    setValidationCol, getValidationCol = accessors("validationCol", str)
-    setValidationSplit, getValidationSplit = accessors("validationSplit", float)
-    setEpochs, getEpochs = accessors("epochs", int)
-    setLearningRate, getLearningRate = accessors("learningRate", float)
-    setSeed, getSeed = accessors("seed", int)
-    setClusterSize, getClusterSize = accessors("clusterSize", int)
-    setNumPS, getNumPS = accessors("numPS", int)
-    setConsistency, getConsistency = accessors("consistency", str)
-    setStalenessBound, getStalenessBound = accessors("stalenessBound", int)
-    setCheckpointDir, getCheckpointDir = accessors("checkpointDir", str)
-    setResume, getResume = accessors("resume", bool)
-    setFeedTimeout, getFeedTimeout = accessors("feedTimeout", float)
-    setExactlyOnce, getExactlyOnce = accessors("exactlyOnce", bool)
-
-    def column_plan(self) -> ColumnPlan:
-        """Return the columns of a fit.
-
-        Raises:
-            SettingsError: both the Param for one column and the one for several are set.
-        """
-        return dataclasses.replace(
-            super().column_plan(), validation=self.getValidationCol() or None
-        )
+    setValidationCol = accessors("validationCol", str)[0]
+    setValidationSplit = accessors("validationSplit", float)[0]
+    setEpochs = accessors("epochs", int)[0]
+    setLearningRate = accessors("learningRate", float)[0]
+    setSeed = accessors("seed", int)[0]
+    setClusterSize = accessors("clusterSize", int)[0]
+    setNumPS = accessors("numPS", int)[0]
+    setConsistency = accessors("consistency", str)[0]
+    setStalenessBound = accessors("stalenessBound", int)[0]
+    setCheckpointDir = accessors("checkpointDir", str)[0]
+    setResume = accessors("resume", bool)[0]
+    setFeedTimeout = accessors("feedTimeout", float)[0]
+    setExactlyOnce = accessors("exactlyOnce", bool)[0]

@@ -93,7 +93,7 @@ class LoadTask:
                 if not batch.num_rows:
                     continue
                 ids = _ids(batch.column(0), specs[self.table])
-                rows = _rows(batch.column(1), self.table, ids)
+                rows = _rows(batch.column(1), specs[self.table], ids)
                 added = client.tables.load_rows(self.table, ids, rows)
                 yield pa.record_batch(
                     [pa.array([len(rows)]), pa.array([added])], ["given", "added"]
@@ -112,7 +112,7 @@ def _ids(column: pa.Array, spec: TableSpec) -> Array:
     return np.asarray(ids_of(spec, column.to_pylist()))
 
 
-def _rows(column: Any, table: str, ids: Array) -> Array:
+def _rows(column: Any, spec: TableSpec, ids: Array) -> Array:
     """Return the values as [n, width]; the servers check their dtype and width."""
     lengths = np.diff(column.offsets.to_numpy())
     values = column.flatten()
@@ -120,9 +120,9 @@ def _rows(column: Any, table: str, ids: Array) -> Array:
     if column.null_count or values.null_count or (lengths != width).any():
         bad = int(np.argmax(lengths != width))
         raise SettingsError(
-            f"rows for table {table!r}: a batch has {column.null_count} rows that are null, "
+            f"rows for table {spec.name!r}: a batch has {column.null_count} rows that are null, "
             f"{values.null_count} values that are null, and rows of {width} and {lengths[bad]} "
-            f"values (the key {ids[bad]}); each row needs the table's width, without nulls"
+            f"values (the key {ids[bad]}); each row needs {spec.dim} values, without nulls"
         )
     found: Array = values.to_numpy().reshape(len(lengths), width)
     return found

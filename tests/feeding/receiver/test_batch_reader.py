@@ -152,7 +152,9 @@ def test_chunks_of_narrow_and_wide_ints_join_where_the_values_fit(of_rows):
 @pytest.mark.parametrize(
     ("first", "fits", "odd"),
     [
-        (np.float16(0.5), np.uint16(65519), np.uint16(65520)),
+        (np.float16(0.5), np.uint16(65504), np.uint16(65519)),
+        (np.float32(0.5), np.int32(2**24), np.int32(2**24 + 1)),
+        (np.float32(0.5), np.int64(255), np.int64(2**24 + 1)),
         (np.float32(0.5), np.float64(1e38), np.float64(1e39)),
         (np.float32(0.5), np.float64(np.inf), np.float64(-1e300)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import stat
 import tempfile
@@ -168,6 +169,22 @@ def test_without_any_writable_place_a_private_one_is_made_and_filled_from_the_pa
     assert stat.S_IMODE(used.stat().st_mode) == 0o700
     assert (used / "kernels.sgd-1.py311.nbi").read_bytes() == b"index"
     assert why_unsafe(used) == ""
+
+
+def test_a_forked_child_that_ends_leaves_the_private_place_to_its_parent(
+    room: Path, tmp_path: Path, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(CacheDirectory, "_is_usable", lambda *_: False)
+    monkeypatch.setattr(atexit, "register", lambda act, *given, **named: made.append((act, given)))
+    used = CacheDirectory(room, "digest").path()
+    ((remove, given),) = made
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        remove(*given)
+    assert used.is_dir()
+    remove(*given)
+    assert not used.exists()
 
 
 def test_where_everybody_may_write_the_packed_one_is_used_itself(

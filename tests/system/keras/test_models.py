@@ -83,6 +83,24 @@ def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
     np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
 
 
+class Prompted(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Adds the sum of trained rows, of which a setting may leave none."""
+
+    def build(self, shape):
+        self.rows = self.add_weight(shape=(0, shape[-1]), name="rows")
+
+    def call(self, x):
+        return x + tf.reduce_sum(self.rows, 0)
+
+
+def test_a_trainable_weight_without_elements_is_trained_with_the_others(cluster):
+    layers = [keras.Input((20,)), Prompted(), keras.layers.Dense(2)]
+    model = distribute(compiled(keras.Sequential(layers)), cluster.contexts[0])
+    model.fit(X, Y, batch_size=64, verbose=0)
+    assert cluster.pushes == 4
+    assert set(cluster.values()) == {each.path for each in model.layers[-1].weights}
+
+
 def test_functional_model_with_batchnorm_dropout_and_two_inputs(cluster):
     left, right = keras.Input((10,), name="left"), keras.Input((10,), name="right")
     joined = keras.layers.Concatenate()([left, right])
@@ -629,6 +647,13 @@ def test_servers_with_another_model_are_refused(cluster):
     other = keras.Sequential([keras.Input((20,)), keras.layers.Dense(3)])
     with pytest.raises(ManifestMismatch, match="kernel"):
         distribute(compiled(other), cluster.contexts[0])
+
+
+def test_a_model_that_trains_nothing_is_told_what_to_set(cluster):
+    model = small()
+    model.trainable = False
+    with pytest.raises(UnsupportedModel, match=r"no trainable variables, .*set trainable=True"):
+        distribute(compiled(model), cluster.contexts[0]).fit(X, Y, verbose=0)
 
 
 def test_frozen_weights_are_not_moved_but_kept(cluster):

@@ -243,6 +243,7 @@ def test_tuning_fits_side_by_side_and_keeps_the_best(frame, monkeypatch):
     ).fit(frame)
     assert tuned.validationMetrics == [3.0, 5.0]
     assert tuned.bestModel.history == {"loss": [5.0]}
+    assert tuned.bestModel.getEpochs() == 5
     assert next(fits) == 3
 
 
@@ -325,7 +326,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
             {"featuresCol": "x"},
             r"featuresCols: 'x': the DataFrame has no such column: it has",
         ),
-        (texts, {}, "label column 'label' is label: string; it must be numbers"),
+        (texts, {}, "label column label: string; it must be numbers"),
         (
             texts,
             {"featuresCol": "m", "labelCol": "one"},
@@ -339,7 +340,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (
             frame,
             {"weightCol": "two"},
-            "weight column 'two' is two: array<double>; it must be numbers, one",
+            "weight column two: array<double>; it must be numbers, one",
         ),
         (frame, {"validationCol": "one"}, "validationCol 'one' is double; it must be boolean"),
         (

@@ -229,10 +229,14 @@ def test_spark_finds_the_format_by_itself(spark):
 
 
 def test_tensorflowonsparks_functions_write_where_nothing_is_and_know_what_they_loaded(
-    spark, session, tmp_path
+    spark, session, tmp_path, monkeypatch
 ):
+    from pyspark.sql.datasource import DataSourceRegistration
+
     from tfos import dfutil
 
+    # Spark has the format, and warns of each source that replaces one.
+    monkeypatch.setattr(DataSourceRegistration, "register", None)
     df = session.createDataFrame(ROWS[:10], SCHEMA)
     dfutil.saveAsTFRecords(df, str(tmp_path / "data"))
     with pytest.raises(Exception, match="it exists"):

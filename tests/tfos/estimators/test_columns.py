@@ -138,11 +138,11 @@ def test_every_column_is_fed_once_and_flags_are_not():
         ),
         (ColumnPlan(features=("z",), labels=("y",)), "featuresCols: 'z': .* has no such column"),
         (ColumnPlan(features=("x",), labels=("twice",)), "labelCols: 'twice': .* has 2 of them"),
-        (ColumnPlan(features=("x",), labels=("word",)), "label column 'word' is word: string"),
-        (ColumnPlan(features=("x",), labels=("day",)), "label column 'day' is day: date"),
+        (ColumnPlan(features=("x",), labels=("word",)), "label column word: string; it must"),
+        (ColumnPlan(features=("x",), labels=("day",)), "label column day: date; it must"),
         (
             ColumnPlan(features=("x",), labels=("y",), weight="ys"),
-            "'ys' is ys: array<double>.*per row",
+            "weight column ys: array<double>; .*per row",
         ),
         (
             ColumnPlan(features=("x",), labels=("y",), validation="y"),

@@ -35,6 +35,7 @@ def slot(file):
         timeout_s=None,
         results_dir="",
         max_result_bytes=4000,
+        driver_heap_bytes=1 << 34,
         is_grouped=False,
         shares_gpus=False,
         loopback=True,
@@ -100,18 +101,30 @@ def test_a_value_that_spark_would_not_bring_fails_its_item_at_once(slot):
 
 
 @pytest.mark.parametrize(
-    ("max_result_bytes", "hand_over", "value"),
+    ("max_result_bytes", "heap", "hand_over", "value", "several"),
     [
-        (0, 256 << 20, 1700 << 20),
-        (400 << 20, 100 << 20, 280 << 20),
-        (1 << 40, 256 << 20, 1700 << 20),
+        (0, 16 << 30, 256 << 20, 1700 << 20, 1956 << 20),
+        (400 << 20, 16 << 30, 100 << 20, 280 << 20, 380 << 20),
+        (1 << 40, 16 << 30, 256 << 20, 1700 << 20, 1956 << 20),
+        (1 << 30, 1000 << 20, 65536000, 751619276, 200 << 20),
     ],
 )
 def test_values_before_a_hand_over_and_one_beside_them_are_below_the_limit(
-    slot, max_result_bytes, hand_over, value
+    slot, max_result_bytes, heap, hand_over, value, several
 ):
-    settings = dataclasses.replace(slot._spec.settings, max_result_bytes=max_result_bytes)
+    limits = {"max_result_bytes": max_result_bytes, "driver_heap_bytes": heap}
+    settings = dataclasses.replace(slot._spec.settings, **limits)
     assert (settings.hand_over_bytes, settings.max_value_bytes) == (hand_over, value)
+    assert settings.max_job_bytes == several
+
+
+def test_only_a_slot_that_ends_gives_an_item_back(slot):
+    """Another would draw it again, and give it back for ever."""
+    settings = dataclasses.replace(slot._spec.settings, driver_heap_bytes=5000)
+    slot._spec = msgspec.structs.replace(slot._spec, settings=settings)
+    assert keep(slot, 3, bytes(200)) == keep(slot, 4, bytes(900)) == Ending.RETURNED
+    assert slot._next_order() == EndSlot()
+    assert keep(slot, 5, b"") == Ending.NOT_BEGUN
 
 
 def test_a_slot_whose_values_are_many_hands_them_over(slot, monkeypatch):

@@ -54,6 +54,18 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
         estimator._fit(frame)
 
 
+def test_a_model_has_the_params_of_its_fit(monkeypatch):
+    """As models of spark.ml: they tell which setting a tuner has chosen."""
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"m", {}))
+    estimator = KerasEstimator(model_fn=object, epochs=3, validationCol="held")
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["features", "label", "held"])
+    model = estimator.copy({estimator.learningRate: 0.5})._fit(frame)
+    assert (model.getEpochs(), model.getLearningRate(), model.getNumPS()) == (3, 0.5, -1)
+    assert model.column_plan().validation is None  # its rows need no such column
+    assert not hasattr(model, "setEpochs")  # it would have no effect
+    assert estimator.setEpochs(4).getEpochs() == 4
+
+
 def test_a_model_is_evaluated_with_the_config_of_its_estimator(monkeypatch):
     asked: list[FitSettings] = []
     content = keras_file({"loss": "mse"})

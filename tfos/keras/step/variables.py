@@ -240,7 +240,10 @@ def collect(model: Any, optimizer: Any) -> Variables:
     embeddings = embeddings_of(model)
     trainable = [v for v in model.trainable_variables if _has_values(v)]
     if not trainable and not any(layer.trainable for layer in embeddings):
-        raise UnsupportedModel("the model has no trainable variables: nothing to distribute")
+        raise UnsupportedModel(
+            "the model has no trainable variables, so a fit would change nothing: set "
+            "trainable=True on a layer or tfos.keras.Embedding, or call evaluate or predict"
+        )
     for variable in trainable:
         _check_trainable(variable)
     statistics, frozen = _not_trainable(model)

@@ -257,8 +257,10 @@ class Slot:
         self._put_ended(ended)
 
     def _is_too_much(self, value: bytes) -> bool:
-        """Whether Spark would refuse a value that was drawn ahead, with those that wait."""
-        return self._spooled_bytes + len(value) > self._spec.settings.max_job_bytes
+        """Whether the driver could not take a value that was drawn ahead with those that wait."""
+        # Only a full slot may give an item back: the others would draw it again, and never end.
+        total = self._spooled_bytes + len(value)
+        return self._is_full and total > self._spec.settings.max_job_bytes
 
     def _store(self, ended: Ended, value: bytes) -> None:
         if self._results is None:

@@ -31,6 +31,8 @@ class RunSettings:
     """Complete path or URL; empty: values are Spark's results."""
     max_result_bytes: int
     """spark.driver.maxResultSize, which limits the result of a slot's job; 0: no limit."""
+    driver_heap_bytes: int
+    """Largest heap of the driver's JVM, which holds a job's result up to four times."""
     is_grouped: bool
     """Whether items are pickles of (key, Arrow stream)."""
     shares_gpus: bool
@@ -41,7 +43,8 @@ class RunSettings:
     @property
     def hand_over_bytes(self) -> int:
         """Bytes of values at which a slot ends, so that its job returns them and it restarts."""
-        return min(_HAND_OVER_BYTES, self.max_result_bytes // 4 or _HAND_OVER_BYTES)
+        most = min(_HAND_OVER_BYTES, self.driver_heap_bytes // 16)
+        return min(most, self.max_result_bytes // 4 or most)
 
     @property
     def max_value_bytes(self) -> int:
@@ -50,8 +53,8 @@ class RunSettings:
 
     @property
     def max_job_bytes(self) -> int:
-        """Largest total of values that return together, in bytes."""
-        return self.hand_over_bytes + self.max_value_bytes
+        """Largest total of the values that return together, with one that was drawn ahead."""
+        return min(self.hand_over_bytes + self.max_value_bytes, self.driver_heap_bytes // 5)
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):

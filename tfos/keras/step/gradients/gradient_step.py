@@ -254,6 +254,8 @@ class GradientStep:
         for gradient, target in pairs:
             variable = known.get(id(target))
             if variable is None:
+                if 0 in target.shape:  # the servers hold nothing of it
+                    continue
                 raise VariablesChanged(
                     f"train_step applies a gradient to {getattr(target, 'path', target)!r}, which "
                     "was not trainable when ctx.distribute(model) was called; distribute after the "
