@@ -174,7 +174,15 @@ def test_a_dripping_handshake_is_cut_and_nodes_register_again(monkeypatch):
 @pytest.mark.parametrize("kind", ["control", "listener", "page", "job_page"])
 def test_strangers_do_not_fill_the_disk_with_a_log(kind, tmp_path: Path):
     log = tmp_path / "log"
-    with log.open("wb") as file, serving(kind, file) as (_, port):
+    with (
+        log.open("wb") as file,
+        serving(kind, file) as (_, port),
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(STRANGERS):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(("127.0.0.1", port))
         for number in range(STRANGERS):
             with (
                 contextlib.suppress(OSError),

@@ -129,6 +129,7 @@ class JobPage:
         config = uvicorn.Config(
             make_app(self._job, access, self._metrics, self._note_look),
             http=BoundedConnection,
+            backlog=MOST_CONNECTIONS,  # asyncio accepts so many before it closes any
             loop="asyncio",
             ws="none",
             lifespan="off",
