@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import grpc
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials
@@ -29,7 +28,7 @@ from tfos.control import codec, messages
 from tfos.control.client import channel_options
 from tfos.control.identity import tls_name
 from tfos.failure import NodeId
-from tfos.tls_channel import REFUSALS, channel_credentials
+from tfos.tls_channel import REFUSALS, channel_credentials, grpc
 
 HOST = "127.0.0.1"
 BEGIN_TIMEOUT_S = 300.0

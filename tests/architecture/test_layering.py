@@ -293,6 +293,12 @@ def test_calls_that_some_pythons_lack_are_made_by_one_module(path):
 
 
 @every_module
+def test_grpc_is_imported_by_the_module_that_sets_its_log_level(path):
+    """It reads the level at its first import: one before that lets strangers fill the log."""
+    assert path.name == "tls_channel.py" or "grpc" not in dict(_imports(tree(path), False))
+
+
+@every_module
 def test_no_module_without_a_subject(path):
     if str(path.relative_to(ROOT)) == NAMED_BY_ITS_USERS:
         return
