@@ -213,7 +213,7 @@ class Variables:
             VariablesChanged: the text names the new and the missing variables and Embeddings.
         """
         bound = self.trained
-        now = [v for v in model.trainable_variables if _has_values(v)]
+        now = [v for v in model.trainable_variables if has_values(v)]
         trained = [layer for layer in embeddings_of(model) if layer.trainable]
         if {id(v) for v in bound} == {id(v) for v in now} and trained == [*self.trained_embeddings]:
             return
@@ -238,7 +238,7 @@ def collect(model: Any, optimizer: Any) -> Variables:
         UnsupportedModel: the servers cannot hold a variable, or there is none to train.
     """
     embeddings = embeddings_of(model)
-    trainable = [v for v in model.trainable_variables if _has_values(v)]
+    trainable = [v for v in model.trainable_variables if has_values(v)]
     if not trainable and not any(layer.trainable for layer in embeddings):
         raise UnsupportedModel(
             "the model has no trainable variables, so a fit would change nothing: set "
@@ -291,8 +291,12 @@ def _paths(layers: Sequence[Embedding]) -> dict[int, str]:
     return {id(layer): layer.path or layer.name for layer in layers}
 
 
-def _has_values(variable: Any) -> bool:
-    """Whether there is anything to hold; the anchor of an Embedding has no elements."""
+def has_values(variable: Any) -> bool:
+    """Return whether servers hold anything of it; the anchor of an Embedding has no elements.
+
+    Args:
+        variable: a Keras variable, or TensorFlow's.
+    """
     return 0 not in variable.shape
 
 

@@ -30,7 +30,7 @@ from tfos.keras.step.gradients.own_writes import OwnWrites
 from tfos.keras.step.gradients.row_flows import GivenRows, InsideRows
 from tfos.keras.step.gradients.skipped_step import MetricsBefore, StatesBefore
 from tfos.keras.step.gradients.traces import Traces
-from tfos.keras.step.variables import Variables
+from tfos.keras.step.variables import Variables, has_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class GradientStep:
         for gradient, target in pairs:
             variable = known.get(id(target))
             if variable is None:
-                if 0 in target.shape:  # the servers hold nothing of it
+                if not has_values(target):
                     continue
                 raise VariablesChanged(
                     f"train_step applies a gradient to {getattr(target, 'path', target)!r}, which "
