@@ -22,7 +22,7 @@ def unheld(values: Array, dtype: np.dtype[Any]) -> tuple[float, float] | None:
 
     Args:
         values: array of any shape; bools fit any column.
-        dtype: that of the column; of floats, float.
+        dtype: that of the column; a float one where the values are floats.
     """
     is_exact = (
         values.dtype.kind in "iu"
