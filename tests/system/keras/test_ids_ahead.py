@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 
@@ -70,6 +71,35 @@ def test_a_feature_as_it_is_needs_no_function(name):
 )
 def test_what_is_made_of_a_feature_is_computed(make_keys, expected):
     np.testing.assert_array_equal(flat(recorded(make_keys, DATA)), expected)
+
+
+def with_lookup():
+    layer = keras.layers.StringLookup(vocabulary=["b", "c", "a"])
+    return lambda given: tf.reshape(layer(given["texts"]), [-1])
+
+
+def with_variable():
+    moduli = tf.Variable([10, 2], dtype=tf.int64, trainable=False)
+    return lambda given: tf.reshape(given["ids"] % moduli, [-1])
+
+
+def with_tensor():
+    more = tf.constant([1, 0], tf.int64)
+    return lambda given: tf.reshape(given["ids"] + more, [-1])
+
+
+@pytest.mark.parametrize(
+    ("make_keys", "expected"),
+    [
+        (with_lookup(), [3, 0, 1]),
+        (with_variable(), [6, 0, 3, 0, 5, 0]),
+        (with_tensor(), [2**40 + 1, 2, 4, 4, 6, -6]),
+    ],
+)
+def test_what_is_made_of_a_feature_may_need_what_the_model_has(make_keys, expected):
+    """A model with a StringLookup before its Embedding ended in an error of TensorFlow's."""
+    data = DATA | {"texts": tf.constant([["a"], ["z"], ["b"]])}
+    np.testing.assert_array_equal(flat(recorded(make_keys, data)), expected)
 
 
 def test_a_check_that_the_feature_must_pass_is_kept():

@@ -177,7 +177,8 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
             for place, leaf in zip(given, leaves_of(data), strict=True)
             if place.op.name in kept
         }
-        feeds |= {inner.name: outer for outer, inner in captured}
+        own = tf.compat.v1.get_default_graph()
+        feeds |= {inner.name: own.capture(outer) for outer, inner in captured}
         return tf.graph_util.import_graph_def(
             definition, feeds, [tensor.name for tensor in wanted], name="ids"
         )
