@@ -204,7 +204,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"layer {self.name!r} got weights but has no combiner; give it "
                 'combiner="sum", "mean" or "sqrtn"'
             )
-        if _is_guessed(ids):
+        if cast_ids.are_guessed(ids):
             keys = keys_of(tf.cast(ids, tf.int64), self.name)
         else:
             keys = keys_of(ids, self.name)
@@ -357,18 +357,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def _is_id(self, flat: Any) -> Any:
         """Return [n] bool, False for padding; None where nothing is padding."""
         return None if self.pad_key is None else flat != self.pad_key
-
-
-def _is_guessed(ids: Any) -> bool:
-    """Whether Keras builds a model that it loads, of a class of your own: nothing runs.
-
-    The file has the shapes of its inputs, and Keras takes them for floats. A model that it could
-    not build would have random dense weights, for which there is only a warning.
-    """
-    return bool(
-        keras.src.backend.in_symbolic_scope()
-        and keras.backend.is_float_dtype(keras.backend.standardize_dtype(ids.dtype))
-    )
 
 
 def _split(ids: Any, weights: Any) -> tuple[Any, Any]:
