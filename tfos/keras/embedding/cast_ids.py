@@ -68,10 +68,12 @@ def takes_ids(model: Any, kind: Kind) -> tuple[bool, ...]:
 
 
 def are_guessed(ids: Any) -> bool:
-    """Whether Keras builds a model that it loads, of a class of your own: nothing runs.
+    """Whether floats stand for ids while Keras builds a model or asks for a shape: nothing runs.
 
-    The file has the shapes of its inputs, and Keras takes them for floats. A model that it could
-    not build would have random dense weights, for which there is only a warning.
+    The file of a model of an own class has the shapes of its inputs, and Keras takes them for
+    floats. A model that it could not build would have random dense weights, for which there is
+    only a warning. Real floats, also of an own layer behind a keras.Input of floats, are refused
+    when the model runs.
     """
     return bool(
         keras.src.backend.in_symbolic_scope()
