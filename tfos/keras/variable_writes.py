@@ -1,7 +1,7 @@
 """Variable writes: which of TensorFlow's operations change the variable that they are given.
 
 Covers: all operations that write a resource variable, whole, in a slice, or by rows.
-Does not: find operations (tfos.keras.step.gradients.own_writes, tfos.keras.embedding.ids_ahead).
+Does not: find operations (tfos.keras.step.gradients.own_writes).
 Threads: any; pure.
 """
 

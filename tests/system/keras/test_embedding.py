@@ -828,6 +828,41 @@ def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
 
 
+@keras.saving.register_keras_serializable("test_embedding")
+class OfOwnCall(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its file has the shapes of the inputs, but no dtypes."""
+
+    def __init__(self, pad_id=None, has_tower=False, **fields):
+        super().__init__(**fields)
+        self.fields = {"pad_id": pad_id, "has_tower": has_tower}
+        self.rows = Embedding(DIM, table="user", combiner="mean", pad_id=pad_id)
+        if has_tower:
+            self.rows = keras.Sequential([keras.Input((3,), dtype="int64"), self.rows])
+        self.out = keras.layers.Dense(1)
+
+    def get_config(self):
+        return super().get_config() | self.fields
+
+    def call(self, x):
+        return self.out(self.rows(x["ids"]) + x["more"])
+
+
+@pytest.mark.parametrize(("pad_id", "has_tower"), [(3, False), ("3", False), (None, True)])
+def test_a_saved_model_of_an_own_class_has_its_dense_weights_too(tmp_path, pad_id, has_tower):
+    """Keras builds it with floats. The layer refused them, so it kept random dense weights."""
+    ids, y = data(BATCH)
+    x = {"ids": tf.constant(ids.astype(str) if pad_id == "3" else ids), "more": tf.ones((BATCH, 1))}
+    model = OfOwnCall(pad_id, has_tower)
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit(x, y, verbose=0)
+    expected = model.predict_on_batch(x)
+    model.save(tmp_path / "model.keras")
+    for loaded in (keras.models.load_model(tmp_path / "model.keras"), copy.deepcopy(model)):
+        np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
+        with pytest.raises(UnsupportedModel, match=r"float32 numbers|ids of dtype float32"):
+            loaded(x | {"ids": tf.ones((BATCH, 3))})
+
+
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
     with serving() as cluster:
         model, _ = trained(cluster.contexts[0])

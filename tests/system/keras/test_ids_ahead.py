@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ class Layer:
     dim = 2
 
 
-def recorded(make_keys, data):
+def record(make_keys, data):
     layer = Layer()
 
     def step(given):
@@ -27,7 +28,13 @@ def recorded(make_keys, data):
     packed = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data
     )
-    return ids_ahead.record(step, packed, [], [layer]).keys(data)[0]
+    return ids_ahead.record(step, packed, [layer])
+
+
+def recorded(make_keys, data):
+    found = record(make_keys, data)
+    assert found.calls[0].is_ahead
+    return found.keys(data)[0]
 
 
 def flat(keys):
@@ -70,6 +77,54 @@ def test_a_feature_as_it_is_needs_no_function(name):
 )
 def test_what_is_made_of_a_feature_is_computed(make_keys, expected):
     np.testing.assert_array_equal(flat(recorded(make_keys, DATA)), expected)
+
+
+def with_lookup():
+    layer = keras.layers.StringLookup(vocabulary=["b", "c", "a"])
+    return lambda given: tf.reshape(layer(given["texts"]), [-1])
+
+
+def with_tensor():
+    more = tf.constant([1, 0], tf.int64)
+    return lambda given: tf.reshape(given["ids"] + more, [-1])
+
+
+@pytest.mark.parametrize(
+    ("make_keys", "expected"),
+    [
+        (with_lookup(), [3, 0, 1]),
+        (with_tensor(), [2**40 + 1, 2, 4, 4, 6, -6]),
+    ],
+)
+def test_what_is_made_of_a_feature_may_need_what_the_model_has(make_keys, expected):
+    """A model with a StringLookup before its Embedding ended in an error of TensorFlow's."""
+    data = DATA | {"texts": tf.constant([["a"], ["z"], ["b"]])}
+    np.testing.assert_array_equal(flat(recorded(make_keys, data)), expected)
+
+
+def of_variable():
+    moduli = tf.Variable([10, 2], dtype=tf.int64, trainable=False)
+    return lambda given: tf.reshape(given["ids"] % moduli, [-1])
+
+
+def of_vocabulary_that_grows():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=-1)
+
+    def keys(given):
+        ids = tf.reshape(given["ids"], [-1])
+        found = table.lookup(ids)
+        table.insert(ids, ids)
+        return found
+
+    return keys
+
+
+@pytest.mark.parametrize("make", [of_variable, of_vocabulary_that_grows])
+def test_what_may_change_before_the_step_is_read_inside_of_it(make):
+    """A callback's assignment reached the ids one batch late, and a pipeline's steps later yet."""
+    (call,) = record(make(), DATA).calls
+    assert not call.is_ahead
+    assert "a variable, a vocabulary that may change" in call.why_inside
 
 
 def test_a_check_that_the_feature_must_pass_is_kept():

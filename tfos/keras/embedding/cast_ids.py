@@ -67,6 +67,20 @@ def takes_ids(model: Any, kind: Kind) -> tuple[bool, ...]:
     return tuple(id(own) in wanted for own in graph.inputs)
 
 
+def are_guessed(ids: Any) -> bool:
+    """Whether floats stand for ids while Keras builds a model or asks for a shape: nothing runs.
+
+    The file of a model of an own class has the shapes of its inputs, and Keras takes them for
+    floats. A model that it could not build would have random dense weights, for which there is
+    only a warning. Real floats, also of an own layer behind a keras.Input of floats, are refused
+    when the model runs.
+    """
+    return bool(
+        keras.src.backend.in_symbolic_scope()
+        and keras.backend.is_float_dtype(keras.backend.standardize_dtype(ids.dtype))
+    )
+
+
 def _graph_of(model: Any) -> Any:
     """Return the functional model of a Sequential, None before it is built; or the model."""
     return getattr(model, "_functional", model)
@@ -108,6 +122,8 @@ def _fitting(leaf: Any, own: Any) -> Any:
     if own is None or given is None:
         return leaf
     given, declared = tf.as_dtype(given), tf.as_dtype(own.dtype)
+    if given.is_floating and are_guessed(leaf) and not isinstance(leaf, keras.KerasTensor):
+        return leaf
     if given.is_floating:
         raise UnsupportedModel(
             f"feature {own.name!r} has {given.name} numbers, which Keras would round to the "

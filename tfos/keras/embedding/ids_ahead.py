@@ -7,8 +7,9 @@ Threads: that of the step.
 The model's own step is traced once with layers that record their keys and return zeros. What the
 keys are made of is cut out of that graph, so every class of model works. Keys that are a feature of
 the batch as it is are taken from there, without a function. A call whose keys depend on more than
-the batch (a parameter, a random number, another lookup, a loop) looks its rows up
-inside the step.
+the batch (a variable, a random number, another lookup, a loop) looks its rows up inside the step:
+a callback, or a later step of a pipeline, may change a variable after the ids were asked for. A
+vocabulary that the step only reads is constant.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 
 from tfos.keras.compiled_call import CompiledCall, leaves_of
 from tfos.keras.embedding import row_flow
-from tfos.keras.variable_writes import is_write
 
 logger = logging.getLogger(__name__)
 
 _SAME_NUMBERS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Cast")
 """Operations whose result has the numbers of its first input in the same order."""
+_TABLE_READS = ("LookupTableFindV2", "LookupTableSizeV2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,12 @@ class _Recording:
         return rows, keys
 
 
-def record(
-    step: Callable[[Any], Any], packed: Any, trained: Sequence[Any], layers: Sequence[Any]
-) -> IdsAhead:
+def record(step: Callable[[Any], Any], packed: Any, layers: Sequence[Any]) -> IdsAhead:
     """Return the ids that a step asks for.
 
     Args:
         step: runs the model's own step on a batch.
         packed: the batch, as nested tensor specs.
-        trained: the variables that training changes.
         layers: the model's Embeddings.
 
     Raises:
@@ -93,7 +91,7 @@ def record(
             step(data)
 
     graph = tf.function(recorded, autograph=False).get_concrete_function(packed).graph
-    changed = _changed(graph, trained) | {rows.op for rows in recording.zeros if _in(rows, graph)}
+    changed = _may_change(graph) | {rows.op for rows in recording.zeros if _in(rows, graph)}
     calls = tuple(
         LayerCall(layer, _why_inside(keys, graph, changed)) for layer, keys in recording.calls
     )
@@ -177,7 +175,8 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
             for place, leaf in zip(given, leaves_of(data), strict=True)
             if place.op.name in kept
         }
-        feeds |= {inner.name: outer for outer, inner in captured}
+        own = tf.compat.v1.get_default_graph()
+        feeds |= {inner.name: own.capture(outer) for outer, inner in captured}
         return tf.graph_util.import_graph_def(
             definition, feeds, [tensor.name for tensor in wanted], name="ids"
         )
@@ -185,14 +184,14 @@ def _pruned(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], S
     return CompiledCall(tf.function(keys, autograph=False).get_concrete_function(packed))
 
 
-def _changed(graph: Any, trained: Sequence[Any]) -> set[Any]:
-    """Return the captured handles of variables that differ between steps."""
-    handles = {id(variable.value.handle) for variable in trained}
-    changed = set()
-    for outer, inner in graph.captures:
-        if id(outer) in handles or any(is_write(op.type) for op in inner.consumers()):
-            changed.add(inner.op)
-    return changed
+def _may_change(graph: Any) -> set[Any]:
+    """Return the captured handles, of variables and others, without vocabularies only read."""
+    return {
+        inner.op
+        for _, inner in graph.captures
+        if inner.dtype.name == "resource"
+        and any(op.type not in _TABLE_READS for op in inner.consumers())
+    }
 
 
 def _why_inside(keys: Any, graph: Any, changed: set[Any]) -> str:
@@ -201,7 +200,7 @@ def _why_inside(keys: Any, graph: Any, changed: set[Any]) -> str:
         return "it is called inside a loop, a map or another tf.function"
     for op in _ancestors(keys.op):
         if op in changed:
-            return "its ids depend on a variable that training changes, or on rows of a table"
+            return "its ids depend on a variable, a vocabulary that may change, or rows of a table"
         if op.op_def.is_stateful and not _is_constant(op.type):
             return f"its ids depend on {op.type} ({op.name}), whose result may change"
     return ""

@@ -204,8 +204,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"layer {self.name!r} got weights but has no combiner; give it "
                 'combiner="sum", "mean" or "sqrtn"'
             )
-        keys = keys_of(ids, self.name)
-        self._check_kind(keys.source.dtype)
+        if cast_ids.are_guessed(ids):
+            keys = keys_of(tf.cast(ids, tf.int64), self.name)
+        else:
+            keys = keys_of(ids, self.name)
+            self._check_kind(keys.source.dtype)
         self._check_weights(keys.source, weights)
         rows = self._rows(keys, training)
         if self.combiner is not None:

@@ -129,7 +129,7 @@ class GradientStep:
         if self._model.jit_compile:
             self._refuse_strings(data)
         layers = self._variables.embeddings
-        ids = record(self._own_step, data, self._variables.trained, layers)
+        ids = record(self._own_step, data, layers)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
             raise UnsupportedModel(
