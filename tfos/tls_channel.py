@@ -1,19 +1,33 @@
 """A process's side of a gRPC channel to its driver: its credentials, and one call.
 
 Covers: where each key goes; a chain instead of the authority would be believed. Which
-failures of a call a retry may fix.
+failures of a call a retry may fix. The import of gRPC, for all of tfos.
 Does not: open a channel (tfos.control.client, tfos.many.slot.client), serve (tfos.tls_server).
 Threads: any.
+
+gRPC logs each failed handshake at level INFO, without an address, so a stranger could fill the disk
+of the driver's log. It reads the level once, when it is imported. A program that sets
+GRPC_VERBOSITY, or imports gRPC earlier, decides for itself. The lines of a node's own failed
+handshakes go with the others, so `ask` gives their reason in its error.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
-
-import grpc
 
 from rpc.auth.certificates import TlsCredentials
 from tfos.errors import ControlFailed, ControlRefused, ControlUnavailable
+
+_LEVEL = "GRPC_VERBOSITY"
+_is_given = _LEVEL in os.environ
+os.environ.setdefault(_LEVEL, "ERROR")
+import grpc  # noqa: E402 - it reads the level
+
+if not _is_given:
+    del os.environ[_LEVEL]
+
+__all__ = ["REFUSALS", "ask", "channel_credentials", "grpc", "reason_of"]
 
 REFUSALS = frozenset(
     {
@@ -26,6 +40,9 @@ REFUSALS = frozenset(
     }
 )
 """Answers of the driver that a retry does not change."""
+_NO_CALL = "/tfos.Control/None"
+"""A path that no server has."""
+_LOOK_S = 0.2
 _FAILURES = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED})
 """Its answers when a call raised an error or was too large."""
 
@@ -64,6 +81,8 @@ def ask(channel: Any, path: str, body: bytes, timeout_s: float, where: str) -> b
         text = f"{where}: {reason_of(error)}"
         if error.code() in REFUSALS:
             raise ControlRefused(text) from None
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text += _trouble_of(channel)
         failure = ControlFailed if error.code() in _FAILURES else ControlUnavailable
         raise failure(text) from None
     except ValueError as error:  # the channel was closed by another thread
@@ -74,3 +93,18 @@ def ask(channel: Any, path: str, body: bytes, timeout_s: float, where: str) -> b
 def reason_of(error: Any) -> str:
     """Return the code and the details of a grpc.RpcError."""
     return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def _trouble_of(channel: Any) -> str:
+    """Return why a channel does not connect; empty: it is connected, or still tries.
+
+    A call that waits for the connection says only that its time is over.
+    """
+    try:
+        channel.unary_unary(_NO_CALL)(b"", timeout=_LOOK_S)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return f"; {error.details()}"
+    except ValueError:  # closed by another thread
+        pass
+    return ""

@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NoReturn, TypeVar
 
-import grpc
-
 from rpc.auth.certificates import TlsCredentials
 from rpc.descriptors import make_room, num_free
 from rpc.endpoint import bracketed
 from rpc.limits import spare_descriptors
 from tfos.errors import ControlError, ControlRefused
+from tfos.tls_channel import grpc
 
 Message = TypeVar("Message")
 May = Callable[[str, Message], str]

@@ -19,6 +19,7 @@ from ps.checkpoint.choice import newest_sound, read_manifest
 from ps.checkpoint.inspect import DirectoryReport, StepReport, export_npz, inspect
 from ps.checkpoint.reader import Root
 from ps.checkpoint.storage import OpenStorage
+from ps.cli.printed import line
 
 NOTHING = "no step can be restored; the reason of each is below"
 EMPTY = (
@@ -73,7 +74,7 @@ def show(root: Root, *, as_json: bool = False) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
+        sys.stdout.writelines(map(line, _lines(report)))
     return 0 if report.newest is not None else 1
 
 
@@ -91,7 +92,7 @@ def export(root: Root, npz: str, *, step: int | None = None, slots: bool = False
     """
     found = newest_sound(root) if step is None else read_manifest(root, step)
     count = export_npz(root, found, npz, slots=slots)
-    sys.stdout.write(f"{npz}: {count} arrays of step {found.step}\n")
+    sys.stdout.write(line(f"{npz}: {count} arrays of step {found.step}"))
     return 0
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ps.checkpoint.storage import OpenStorage, storage_at
 from ps.cli import COMMANDS, checkpoints, stats, warm
+from ps.cli.printed import line
 from rpc.errors import TFOSError
 
 FAILED_STATUS = 2
@@ -37,7 +38,7 @@ def main(
     try:
         status: int = options.run(options)
     except (TFOSError, OSError) as error:
-        sys.stderr.write(f"{prog} {options.command}: {error}\n")
+        sys.stderr.write(line(f"{prog} {options.command}: {error}"))
         return FAILED_STATUS
     return status
 

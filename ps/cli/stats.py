@@ -15,6 +15,7 @@ import msgspec
 
 from ps.cli.addresses import endpoint_of
 from ps.cli.credentials import add_credentials, credentials_of
+from ps.cli.printed import line
 from ps.client.client import PSClient
 from ps.stats.server_stats import ServerStats, TableStats
 from rpc.auth.handshake import Identity, Role
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(servers)).decode() + "\n")
     else:
         for server in servers:
-            sys.stdout.writelines(f"{line}\n" for line in lines(server))
+            sys.stdout.writelines(map(line, lines(server)))
     return 0
 
 

@@ -10,6 +10,7 @@ Pure; no threads.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import HistogramMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+"""Names of tables and feeds may hold them; a reader's terminal must not see any."""
 _FIRST_OCTAVE, _LAST_OCTAVE = 4, 27
 """Buckets end at 16 us, 32 us, ... 134 s."""
 
@@ -83,8 +86,8 @@ class Page:
         """Return the page."""
         from prometheus_client import exposition
 
-        written: bytes = exposition.generate_latest(self)
-        return written
+        written: str = exposition.generate_latest(self).decode()
+        return _CONTROLS.sub(lambda found: rf"\\x{ord(found[0]):02x}", written).encode()
 
 
 def server_metrics(servers: Sequence[ServerStats]) -> Iterator[Metric]:

@@ -76,12 +76,12 @@ LEVELS = {
             *("native.at_import", "version"),
         ),
         ("errors",),
+        ("tls_channel",),
         (
             "files",
             "native.legacy_keras",
             "node_memory",
             "phases",
-            "tls_channel",
             "tls_server",
             "topology",
         ),

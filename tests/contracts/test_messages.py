@@ -1,8 +1,8 @@
 """Every message of every protocol survives its codec, and changed bytes are a message or refused.
 
-Covers: all structs of ps.protocol, feeding.protocol and tfos.control, with values that hypothesis
-draws from their types. Does not: the bytes themselves, who may say what, the limits of each field
-(each protocol's own tests).
+Covers: all structs of ps.protocol, feeding.protocol and tfos.control, and what slots and ranks
+send, with values that hypothesis draws from their types. Does not: the bytes themselves, who may
+say what, the limits of each field (each protocol's own tests).
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from feeding.errors import ChunkError
 from feeding.protocol import messages as feed
 from ps.errors import PSSettingsError
 from ps.protocol import messages as ps
+from rpc.errors import ProtocolError
 from tests.support.struct_values import declared_in, structs_in, values_of
+from tfos.collectives import messages as collectives
 from tfos.control import codec
 from tfos.control import messages as control
+from tfos.many import messages as many
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,13 @@ CODECS: dict[type, Codec] = {
             control.EventAck: codec.decode_ack,
             control.Ask: codec.decode_ask,
             control.Answer: codec.decode_answer,
+            many.Draw: many.decode_draw,
+            many.SlotBeat: many.decode_beat,
+            many.BeatReply: many.decode_beat_reply,
+            many.OrderReply: many.decode_order,
         }.items()
     },
+    collectives.ArrayFetch: Codec(collectives.encode, collectives.decode, ProtocolError),
 }
 IDS = {kind: f"{kind.__module__.split('.')[0]}-{kind.__name__}" for kind in CODECS}
 every_kind = pytest.mark.parametrize("kind", CODECS, ids=IDS.values())

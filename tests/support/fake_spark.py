@@ -73,9 +73,6 @@ class FakeSpark:
     def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
         pass
 
-    def clearJobTags(self) -> None:
-        self._thread.tag = ""
-
     def addJobTag(self, tag: str) -> None:
         self._thread.tag = tag
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -26,6 +28,13 @@ HELLO = b"\x16\x03\x01\x30\x00\x01\x00\x2f\xfc\x03\x03" + bytes(12_000)
 """A record of TLS and in it a ClientHello, legal as far as it has come: garbage is cut at once."""
 DESCRIPTORS = 256
 STRANGERS = 2 * DESCRIPTORS
+GARBAGE = (
+    b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
+    b"\x00\xff" * 50,
+    b"\x16\x03\x01\x00\x05hello",
+)
+MOST_LINES = 10
+"""One in 5 s of the data plane, and what gRPC says of many connections at once."""
 PROGRAM = f"""
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))  # no fork of pytest
@@ -45,6 +54,12 @@ def listener():
 def page():
     from rpc.http_page import HttpPage
     return HttpPage(lambda: b"", "text/plain").start("127.0.0.1", 0)
+def job_page():
+    from tests.support.watched_job import WatchedJob
+    from tfos.watch.page_server import JobPage
+    page = JobPage(WatchedJob().job, lambda: b"")
+    page.start("127.0.0.1", 0)
+    return page.url.split(":")[2].split("/")[0]
 print(globals()[sys.argv[1]](), flush=True)
 for _ in sys.stdin:
     opened = []
@@ -60,13 +75,15 @@ os._exit(0)
 
 
 @contextlib.contextmanager
-def serving(kind: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(
+    kind: str, log: int | IO[bytes] = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run one kind of server with few descriptors; yields its process and its port."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # gRPC says that descriptors ran out
+        stderr=log,  # gRPC says that descriptors ran out
         text=True,
     )
     with process:
@@ -151,3 +168,20 @@ def test_a_dripping_handshake_is_cut_and_nodes_register_again(monkeypatch):
             client.heartbeat(messages.Heartbeat(client.node, 1, "x"))
     finally:
         control.close()
+
+
+@pytest.mark.attack("A01")
+@pytest.mark.parametrize("kind", ["control", "listener", "page", "job_page"])
+def test_strangers_do_not_fill_the_disk_with_a_log(kind, tmp_path: Path):
+    log = tmp_path / "log"
+    with log.open("wb") as file, serving(kind, file) as (_, port):
+        for number in range(STRANGERS):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger,
+            ):
+                stranger.sendall(GARBAGE[number % len(GARBAGE)])
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+    assert log.read_bytes().count(b"\n") <= MOST_LINES, log.read_text()[-1000:]

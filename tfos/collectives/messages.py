@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from rpc.errors import ProtocolError
+from rpc.errors import UNREADABLE, ProtocolError
 
 MAX_HOLD_S = 15.0
 """A request is answered within this time, at least with NOT_YET: silence means that the rank is
@@ -60,5 +60,5 @@ def decode(meta: bytes) -> ArrayFetch:
     """
     try:
         return _decoder.decode(meta)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not a request between ranks: {error}") from error

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import grpc
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials
@@ -22,7 +21,7 @@ from tfos.control.identity import tls_name
 from tfos.control.messages import CALL_TIMEOUT_S, REGISTER_TIMEOUT_S
 from tfos.errors import ControlUnavailable
 from tfos.failure import NodeId
-from tfos.tls_channel import REFUSALS, ask, channel_credentials, reason_of
+from tfos.tls_channel import REFUSALS, ask, channel_credentials, grpc, reason_of
 
 Reply = TypeVar("Reply")
 

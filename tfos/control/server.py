@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import grpc
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials
@@ -23,6 +22,7 @@ from tfos.control import codec, messages
 from tfos.control.identity import OPERATOR_NAME, STREAMS_NAME
 from tfos.control.outbox import OrdersForgotten, Outbox
 from tfos.failure import NodeId
+from tfos.tls_channel import grpc
 from tfos.tls_server import TlsServer, received, unary
 
 

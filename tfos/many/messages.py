@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from tfos.control import codec
+from tfos.control.messages import ShortText
 
 SERVICE = "tfos.Many"
 DRAW = f"/{SERVICE}/Draw"
@@ -58,7 +59,7 @@ class Draw(msgspec.Struct, frozen=True):
     their replies were lost."""
     is_ahead: bool = False
     """Whether it is still training, and will continue with this item without a pause."""
-    host: str = ""
+    host: ShortText = ""
     """Host of the slot."""
 
 

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from tfos.console.console import Console
+from tfos.console.printable import visible
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots
 from tfos.many import slot_state
@@ -239,7 +242,7 @@ class MapRun:
         state, self._any_seen_s = self._slots[slot.slot], time.monotonic()
         leaves = is_leaving and self._queue.is_newest(slot)
         state.hear(self._any_seen_s, attempt=slot, is_leaving=leaves)
-        for each in ended:
+        for each in map(_without_escapes, ended):
             if not self._queue.ended(slot, each):
                 continue
             if each.how is Ending.NOT_BEGUN:
@@ -493,3 +496,8 @@ class MapRun:
                 + (f", {failed} failed" if failed else "")
                 + f", {count(TrainingState.TRAINING)} in training, slots {self.busy_share:.0%} busy"
             )
+
+
+def _without_escapes(ended: Ended) -> Ended:
+    """Return a report whose error cannot steer the user's terminal."""
+    return msgspec.structs.replace(ended, error=visible(ended.error, keep="\n\t"))

@@ -51,6 +51,9 @@ class LocalRank(msgspec.Struct, frozen=True, array_like=True):
     outcome_fd: int = -1
     """memfd that takes the RankOutcome."""
 
+    def __repr__(self) -> str:
+        return f"LocalRank({self.rank}, {self.run_id!r})"
+
 
 class RankListening(msgspec.Struct, frozen=True):
     """Address of this rank."""

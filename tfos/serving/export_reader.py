@@ -176,7 +176,7 @@ def _decoded(data: bytes, table: ExportedTable, path: str) -> Iterator[SortedBat
         for batch in parquet.iter_batches(batch_rows(table.row_nbytes), use_threads=False):
             if batch.num_rows:
                 yield _as_sorted(batch, table, path)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ExportError(f"{path} cannot be read as Parquet: {error}") from error
 
 

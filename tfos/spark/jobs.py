@@ -161,8 +161,7 @@ class SparkJob(Generic[Result]):
 
     def _act(self) -> Result | None:
         self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
-        self._sc.clearJobTags()
-        self._sc.addJobTag(self.tag)
+        self._sc.addJobTag(self.tag)  # beside those of the user's thread
         return None if self._cancelled else self._action()
 
 

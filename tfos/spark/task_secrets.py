@@ -42,6 +42,9 @@ class _Document(msgspec.Struct):
     integrity: str
     tls: _Pem | None
 
+    def __repr__(self) -> str:
+        return "_Document()"
+
 
 @dataclass(frozen=True)
 class TaskCredentials:

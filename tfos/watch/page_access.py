@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from rpc.endpoint import is_loopback
 from rpc.http_page import bearer_token, host_name
@@ -74,7 +74,7 @@ class PageAccess:
         """Whether the page itself asks, perhaps through a known proxy; programs send no Origin."""
         if not origin:
             return True
-        named = urlsplit(origin).netloc
+        named = origin.partition("://")[2]
         return named == host or host_name(named).lower() in self.hosts
 
 

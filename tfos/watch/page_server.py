@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import threading
 import time
@@ -36,6 +37,8 @@ CONNECTION_S = SAVE_S + 30.0
 """Seconds until it is closed whatever it does; above the longest answer's time."""
 MOST_HEAD_BYTES = 16 << 10
 _CLOSE_S = 3.0
+_LOG = logging.getLogger(__name__)
+_LOG.setLevel(logging.ERROR)  # uvicorn warns of each malformed request, also of a stranger's
 
 
 class BoundedConnection(H11Protocol):
@@ -45,6 +48,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection; one too many closes the oldest that has sent no request."""
+        self.logger = _LOG  # uvicorn's own is the user's too
         self._timers: list[asyncio.TimerHandle] = []
         self._number = next(self._numbers)
         if len(self.connections) >= MOST_CONNECTIONS and not self._evict_oldest():

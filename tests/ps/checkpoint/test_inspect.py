@@ -91,6 +91,24 @@ def test_a_directory_is_described_with_what_is_wrong(saved, capsys):
     assert report["steps"][1]["job"].startswith("test-")
 
 
+@pytest.mark.attack("A18", "A24")
+def test_names_in_a_checkpoint_neither_steer_the_terminal_nor_pass_for_lines(
+    tmp_path: Path, capsys
+):
+    name = "user\x1b[2J\n  whole: every digest is right\u202e"
+    manifest = with_tables(table(name))
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        client.save(tmp_path, 1)
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert r"table user\x1b[2J\n  whole: every digest is right\u202e: float32[4]" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert text.splitlines().count("  whole: every digest is right") == 1
+    assert main(["export", f"{tmp_path}/\x1b[2J", "--npz", str(tmp_path / "x.npz")]) == 2
+    assert r"/\x1b[2J" in capsys.readouterr().err
+
+
 def test_each_manifest_is_read_once_also_of_deltas(saved, monkeypatch: pytest.MonkeyPatch):
     root, _ = saved
     read: list[int] = []

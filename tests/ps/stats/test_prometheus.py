@@ -35,6 +35,16 @@ def samples(servers: Sequence[ServerStats]) -> dict[tuple[str, tuple[tuple[str, 
     }
 
 
+@pytest.mark.attack("A24")
+def test_names_cannot_steer_the_terminal_of_a_reader_and_stay_apart():
+    tables = tuple(TableStats(name, rows=1) for name in ("a", "a\x1b[2J", "a\x9b2J\r", "a\nb"))
+    stats = ServerStats(0, "SERVING", clock=0, uptime_s=0.0, tables=tables)
+    text = Page(tuple(server_metrics([stats]))).text().decode()
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    named = {dict(labels).get("table") for name, labels in samples([stats]) if "_rows" in name}
+    assert named >= {"a", r"a\x1b[2J", r"a\x9b2J\x0d", "a\nb"}
+
+
 def test_the_parser_reads_what_was_counted():
     table = TableStats(
         "user",

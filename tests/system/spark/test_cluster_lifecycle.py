@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import signal
@@ -290,11 +291,18 @@ def test_an_exception_in_the_block_stops_all_at_once(spark):
 
 @pytest.mark.long
 @pytest.mark.fault("F15")
-def test_cancelling_every_job_of_the_context_ends_the_cluster_in_order(spark):
-    cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
-    cluster.start(sleep_long, None)
+@pytest.mark.parametrize("tag", ["", "of-the-user"])
+def test_cancelling_every_job_of_the_context_or_tag_ends_the_cluster_in_order(spark, tag):
+    if tag:
+        spark.addJobTag(tag)
+    try:
+        cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
+        cluster.start(sleep_long, None)
+    finally:
+        spark.clearJobTags()
     pids = _pids(cluster)
-    canceller = threading.Timer(1.0, spark.cancelAllJobs)
+    cancel = functools.partial(spark.cancelJobsWithTag, tag) if tag else spark.cancelAllJobs
+    canceller = threading.Timer(1.0, cancel)
     canceller.start()
     started = time.monotonic()
     with pytest.raises((NodeFailedError, FeedJobError), match="cancelled"):

@@ -92,6 +92,17 @@ def test_a_saved_model_answers_the_rows_of_a_frame(sql, saved, monkeypatch, has_
     assert answered.columns == [*frame.columns, "y", "p"]
 
 
+def test_vectors_of_a_parquet_file_are_answered(sql, saved, tmp_path):
+    from pyspark.ml.functions import array_to_vector
+
+    path = str(tmp_path / "vectors")
+    frame_of(sql, 60).withColumn("v", array_to_vector("x")).write.parquet(path)
+    answered = predicted_by(sql.read.parquet(path), saved, ["v"], None, "error")
+    assert [(row.v[0], row.y[0]) for row in answered.orderBy("id").collect()] == [
+        (i, i + 4.0) for i in range(60)
+    ]
+
+
 def test_what_a_model_cannot_answer_of_a_frame_is_refused_at_once(sql, spark, saved):
     frame = frame_of(sql, 60)
     for columns, output, nulls, text in (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import queue
+import socket
 import time
 
 import pytest
 
 from tests.support.waiting import WAIT_S, wait_until
 from tfos.control import messages, outbox
+from tfos.control.authority import ClusterAuthority
+from tfos.control.client import ControlClient
 from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId
 
@@ -127,6 +130,22 @@ def test_a_call_without_a_driver_is_unavailable_within_its_deadline(control):
     with pytest.raises(ControlUnavailable, match=r"DEADLINE|UNAVAILABLE"):
         client.heartbeat(messages.Heartbeat(client.node, 1, "x"), timeout_s=0.5)
     assert time.monotonic() - started < messages.CALL_TIMEOUT_S
+
+
+def test_a_node_that_meets_something_else_at_the_drivers_address_says_what(control):
+    authority = control.authority
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    strange = ClusterAuthority(control.cluster_id)
+    for at, keys, why in (
+        (address, authority.node("worker:0"), "Connection refused"),
+        (control.address, strange.node("worker:0"), "handshake failed"),
+    ):
+        with (
+            ControlClient(at, control.cluster_id, NodeId("worker", 0, 0), keys) as client,
+            pytest.raises(ControlUnavailable, match=f"DEADLINE_EXCEEDED: .*{why}"),
+        ):
+            client.heartbeat(messages.Heartbeat(client.node, 1, "x"), timeout_s=1.0)
 
 
 def test_more_streams_than_spare_threads_do_not_starve_calls(control):

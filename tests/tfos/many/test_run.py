@@ -277,6 +277,20 @@ def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(be
     assert {row.state for row in bed.trainings.table()} == {TrainingState.WAITING}
 
 
+@pytest.mark.attack("A24")
+def test_an_items_error_cannot_steer_the_terminal(beds):
+    def fails(bed, slot, attempt):
+        while isinstance(order := bed.draw(slot, attempt), Train):
+            text = "\x1b]0;title\x07\n\tboom"
+            ended = Ended(order.item, Ending.RAISED, 0.1, error=text, attempt=order.attempt)
+            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
+        return []
+
+    bed = beds(fails, names="a", num_slots=1, retries=0)
+    assert bed.trainings.wait(WAIT_S)
+    assert bed.trainings.table()[0].error == "\\x1b]0;title\\x07\n\tboom"
+
+
 def test_failed_items_raise_with_their_names_only_when_asked(beds):
     def fails(bed, slot, attempt):
         while isinstance(order := bed.draw(slot, attempt), Train):

@@ -9,6 +9,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,28 @@ def test_a_manifest_that_lies_is_refused(tmp_path):
     newer = msgspec.structs.replace(manifest, format=2)
     with pytest.raises(ExportError, match="has format 2, but this version reads 1"):
         decode_export(encode_with_digest(newer), "export.json")
+
+
+@pytest.mark.attack("A12", "A20")
+def test_a_forged_file_with_a_right_digest_is_read_or_named(tmp_path):
+    manifest = write_export(tmp_path / "e", {1: 1.0})
+    table = manifest.tables[0]
+    file = tmp_path / "e" / "tables" / "user" / table.files[0].name
+    whole = file.read_bytes()
+    refusals: list[str] = []
+    for at in range(0, len(whole), 5):
+        forged = whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]
+        file.write_bytes(forged)
+        record = msgspec.structs.replace(table.files[0], sha256=sha256(forged).hexdigest())
+        tables = (msgspec.structs.replace(table, files=(record,)),)
+        lying = msgspec.structs.replace(manifest, tables=tables)
+        (tmp_path / "e" / "export.json").write_bytes(encode_with_digest(lying))
+        try:
+            read_all(tmp_path / "e")
+        except ExportError as error:
+            refusals.append(str(error))
+    assert len(refusals) > len(whole) // 20
+    assert all(file.name in text for text in refusals)
 
 
 def test_rows_out_of_order_are_refused(tmp_path):

@@ -17,6 +17,7 @@ from rpc.auth.handshake import Credentials
 from tests.support.fake_spark import FakeSpark
 from tfos.errors import SettingsError
 from tfos.many.slot.task import SlotTask
+from tfos.runner.local_process import LocalRank
 from tfos.serving.table_tasks import TaskServers
 from tfos.spark import task_secrets
 from tfos.spark.task_secrets import TaskCredentials, give_credentials, redaction_note, withdraw
@@ -53,6 +54,20 @@ def test_a_task_takes_what_its_job_was_given(spark, credentials):
     secret = credentials.secret
     for form in (secret, secret.hex().encode(), base64.b64encode(secret)):
         assert form not in cloudpickle.dumps(task)
+
+
+@pytest.mark.attack("A17")
+@pytest.mark.parametrize(
+    "holder",
+    [
+        task_secrets._Document(b"the secret of it", "auto", (b"cert", b"key", b"ca")),
+        LocalRank(0, "run", b"the secret of it", "/tmp", b""),
+    ],
+    ids=["task", "local rank"],
+)
+def test_what_carries_a_secret_does_not_show_it(holder):
+    assert "secret" not in repr(holder)
+    assert "key" not in repr(holder)
 
 
 def test_a_job_of_another_thread_or_after_the_end_has_none(spark):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import socket
 import threading
@@ -90,7 +91,14 @@ def test_another_site_can_neither_save_nor_stop(bed, client, action):
     by_form = client.post(action, data={"token": TOKEN})
     by_get = client.get(action, params={"token": TOKEN})
     assert (by_url.status_code, by_form.status_code, by_get.status_code) == (401, 401, 405)
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost"):
+    others = (
+        "http://evil.example",
+        "null",
+        "http://[",
+        "http://127.0.0.1:9999",
+        "http://localhost",
+    )
+    for origin in others:
         forged = client.post(action, headers={**HEADER, "Origin": origin})
         assert forged.status_code == 403
     assert bed.coordinator.read(lambda state: (state.saves_asked, state.training_stop)) == (0, "")
@@ -302,6 +310,27 @@ def test_who_looks_sees_how_the_job_ended(served, bed):
     end.start()
     assert b"broken row" in _ask(address, request)
     end.join()
+
+
+@pytest.mark.socket
+def test_errors_of_the_page_are_logged_and_a_users_own_uvicorn_keeps_its_level(bed, caplog):
+    caplog.set_level(logging.INFO, "uvicorn.error")
+
+    def broken() -> bytes:
+        raise RuntimeError("no metrics")
+
+    page = JobPage(bed.job, broken)
+    page.start("127.0.0.1", 0)
+    try:
+        address = _address(page)
+        host = f"HTTP/1.1\r\nHost: {address[0]}\r\n\r\n"
+        assert b" 400 " in _ask(address, "\r\n\x00\r\n\r\n")
+        assert b" 500 " in _ask(address, f"GET /metrics?{page.url.partition('?')[2]} {host}")
+        wait_until(lambda: "no metrics" in caplog.text)
+    finally:
+        page.close()
+    assert "Invalid HTTP request" not in caplog.text
+    assert logging.getLogger("uvicorn.error").level == logging.INFO
 
 
 @pytest.mark.socket

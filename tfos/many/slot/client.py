@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import grpc
 import msgspec
 
 from rpc.auth.certificates import TlsCredentials
@@ -19,7 +18,7 @@ from tfos.control.client import channel_options
 from tfos.control.identity import tls_name
 from tfos.many import messages
 from tfos.many.slot.specs import RunSettings
-from tfos.tls_channel import ask, channel_credentials
+from tfos.tls_channel import ask, channel_credentials, grpc
 
 Reply = TypeVar("Reply")
 _DRAW_S = 15.0
