@@ -20,6 +20,7 @@ from tfos.control.messages import (
     PhaseChanged,
     Register,
     ServesShard,
+    StrategyBuilt,
 )
 from tfos.control.restarts.budget import RestartBudget
 from tfos.failure import NodeFailure, NodeId, is_crash
@@ -91,6 +92,8 @@ class Member:
     """Whether it is a worker whose TensorFlow waits for other workers."""
     num_tied: int = 0
     """Workers of its strategy, including itself."""
+    has_strategy: bool = False
+    """Whether it is a chief that has built ParameterServerStrategy."""
     beats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     """The last heartbeats, the newest last."""
     flushes: dict[str, FlushReached] = field(default_factory=dict)
@@ -165,7 +168,12 @@ class Member:
 
     def note(
         self,
-        event: PhaseChanged | ServesShard | InCollective | FlushReached | BatchReport,
+        event: PhaseChanged
+        | ServesShard
+        | InCollective
+        | StrategyBuilt
+        | FlushReached
+        | BatchReport,
         now_s: float,
     ) -> None:
         """Keep an event about what it does and how far it is.
@@ -182,6 +190,8 @@ class Member:
             case InCollective(num_workers):
                 self.in_collective, self.num_tied = True, num_workers
                 self.moved_s = now_s
+            case StrategyBuilt():
+                self.has_strategy = True
             case FlushReached(feed, epoch):
                 known = self.flushes.get(feed)
                 # The threads that wait for epochs may report in another order.
@@ -213,7 +223,8 @@ class Member:
         self.last_report = 0
         self.end = None
         self.stream, self.stream_lost_s = 0, None
-        self.is_unheard = self.stop_ordered = self.in_collective = False
+        self.is_unheard = self.stop_ordered = False
+        self.in_collective = self.has_strategy = False
         self.beats.clear()
         self.flushes = {}
         self.done = None

@@ -317,6 +317,10 @@ class InCollective(msgspec.Struct, frozen=True, tag=True):
     """Workers of its strategy, this one included: perhaps not all of the cluster."""
 
 
+class StrategyBuilt(msgspec.Struct, frozen=True, tag=True):
+    """The chief has built ParameterServerStrategy, and can do without a worker from now on."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child failed or died."""
 
@@ -385,6 +389,7 @@ Event = (
     | PhaseChanged
     | ServesShard
     | InCollective
+    | StrategyBuilt
     | Failed
     | Restarted
     | UpdatesLost

@@ -22,6 +22,7 @@ _OF_CHIEF = (
     messages.BestSaved,
     messages.SavedNow,
     messages.NotSaved,
+    messages.StrategyBuilt,
 )
 _OF_WORKERS = (messages.FlushReached, messages.ServesShard, messages.InCollective)
 _OF_SERVERS = (messages.Restarted, messages.UpdatesLost)

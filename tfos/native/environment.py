@@ -1,13 +1,21 @@
 """What TensorFlow's strategies read from the environment, and whether main_fun has built one.
 
-Covers: TF_CONFIG, gRPC's switches, the check for a strategy.      Does not: import TensorFlow.
+Covers: TF_CONFIG, gRPC's switches, the check for a strategy, the notice that one is built.
+Does not: import TensorFlow.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from tfos.native.at_import import at_import
+
+_STRATEGY = "tensorflow.python.distribute.parameter_server_strategy_v2"
 
 
 def announce_to_tensorflow(
@@ -68,3 +76,27 @@ def is_connected_to_servers() -> bool:
     if tensorflow is None:
         return False
     return any("/job:ps/" in each.name for each in tensorflow.config.list_logical_devices())
+
+
+def after_strategy(tell: Callable[[], object]) -> None:
+    """Call `tell` each time main_fun has built ParameterServerStrategy, which connects it to all.
+
+    Args:
+        tell: called without arguments; at once where TensorFlow's version gives no notice.
+    """
+    at_import(_STRATEGY, lambda module: _tell_after(module, tell))
+
+
+def _tell_after(module: ModuleType, tell: Callable[[], object]) -> None:
+    strategy = getattr(module, "ParameterServerStrategyV2", None)
+    if strategy is None:
+        tell()
+        return
+    plain = strategy.__init__
+
+    @functools.wraps(plain)
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        tell()
+
+    strategy.__init__ = built

@@ -72,6 +72,7 @@ FromChild = (
     | messages.PhaseChanged
     | messages.ServesShard
     | messages.InCollective
+    | messages.StrategyBuilt
     | messages.FlushReached
     | messages.BatchReport
     | messages.FitReading

@@ -254,7 +254,7 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
     try:
         tags = [tag for tag in source.tags.split(",") if tag]
         model = tf.saved_model.load(str(directory), tags=tags)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise _no_model(source, error) from error
     if source.name not in model.signatures:
         raise SettingsError(
@@ -282,7 +282,7 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
 
 
 def _no_model(source: ModelSource, error: Exception) -> SettingsError:
-    reason = str(error).strip().partition("\n")[0]
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
     return SettingsError(
         f"no SavedModel with tags {source.tags!r}, no .keras file and no export is at {source}: "
         f"{reason}. Write one with ctx.export(model, path) to a path that every executor sees"

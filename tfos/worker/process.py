@@ -33,7 +33,7 @@ from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost
 from tfos.native import legacy_keras
 from tfos.native.collective import before_collective, may_follow_from_peer
-from tfos.native.environment import announce_to_tensorflow, tf_config
+from tfos.native.environment import after_strategy, announce_to_tensorflow, tf_config
 from tfos.native.reserved_port import ReservedPort, wanted_port
 from tfos.node import failure
 from tfos.node.child_link import ChildLink, Progress, Raised, aside, start_order_thread
@@ -123,6 +123,8 @@ class WorkerProcess:
         legacy_keras.follow(os.environ, self._spec.bundle.settings.legacy_keras)
         if not self._spec.bundle.node.is_evaluator:  # it does not train
             before_collective(self._joins_collective)
+        if self._spec.bundle.node.is_chief and self._spec.bundle.settings.has_tensorflow_servers:
+            after_strategy(lambda: self._link.send(messages.StrategyBuilt()))
         try:
             # Before the node counts as ready: a module that is missing here fails the start.
             with collector_paused():

@@ -392,6 +392,8 @@ def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
     path = save(mlp(), tmp_path / "m")
     with pytest.raises(SettingsError, match=r"has no signature 'other', only \['serv"):
         loading.read_signature(ModelSource(path=path, name="other"))
+    with pytest.raises(SettingsError, match=r"no SavedModel with tags 'gpu', .* tags \['serve'\]"):
+        loading.read_signature(ModelSource(path=path, tags="gpu"))
     keras.saving.register_keras_serializable(f"{__name__}.damaged")(Free)
     with pytest.raises(UnsupportedModel, match="a Free without fixed inputs"):
         loading.read_signature(ModelSource(path=save(free, tmp_path / "f.keras")))

@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 
 import cloudpickle
 import psutil
@@ -16,6 +17,9 @@ from tests.support.spark_masters import REPO
 from tests.support.waiting import JVM_PAUSE_S, wait_until
 from tfos import InputMode, TFCluster
 from tfos.errors import NodeFailedError
+
+TOLD_S = 15.0
+"""From the kill to the exception."""
 
 pytestmark = [
     pytest.mark.spark,
@@ -71,6 +75,24 @@ def until_told(args, ctx):
         with open(f"{args}.new", "w") as file:
             file.write(str(done))
         os.replace(f"{args}.new", args)
+
+
+def build_late(args, ctx):
+    """Build the strategy once a file appears."""
+    import time
+    from pathlib import Path
+
+    import tensorflow as tf
+
+    Path(f"{args}-here").touch()
+    while not Path(args).exists():
+        time.sleep(0.05)
+    Path(f"{args}-begun").touch()
+    tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+
+def wait_for_file(path):
+    wait_until(path.exists, f"{path.name} of main_fun", pause_s=JVM_PAUSE_S)
 
 
 def wait_for_steps(path, more_than):
@@ -130,3 +152,27 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_the_headline(spark, 
     told = capfd.readouterr().err
     assert "the chief's coordinator gives its work to worker:0" in told
     assert "no login" in told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["before", "in-the-constructor"])
+def test_a_worker_that_is_lost_before_the_strategy_fails_the_cluster(spark, tmp_path, is_waiting):
+    build = tmp_path / "build"
+    with TFCluster.reserve(spark, 4, 1, ps="tensorflow") as cluster:
+        cluster.start(build_late, str(build))
+        wait_for_file(tmp_path / "build-here")
+        worker = child_of(cluster, "worker:1")
+        if is_waiting:  # a stopped worker does not answer the constructor
+            worker.suspend()
+            build.touch()
+            wait_for_file(tmp_path / "build-begun")
+        worker.kill()
+        killed_s = time.monotonic()
+        with pytest.raises(NodeFailedError) as caught:
+            cluster.shutdown(timeout=60)
+        told_s = time.monotonic() - killed_s
+    text = str(caught.value)
+    assert "worker:1" in text.splitlines()[0]
+    assert "killed by SIGKILL. It was lost before main_fun had built Param" in text
+    assert "start the cluster again" in text
+    assert told_s < TOLD_S

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from tfos.native import environment as native
 from tfos.native.environment import announce_to_tensorflow, is_connected_to_servers, tf_config
 
 CLUSTER = {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3"]}
@@ -59,3 +61,39 @@ def test_a_strategy_shows_in_tensorflows_devices(monkeypatch, job):
     module = SimpleNamespace(config=config) if job else None
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     assert is_connected_to_servers() == (job == "ps")
+
+
+@pytest.fixture
+def strategies(tmp_path, monkeypatch):
+    """Makes a module of TensorFlow's shape out of a source, and lists the notices of it."""
+    name = "tfos_fake_strategies"
+    monkeypatch.setattr(native, "_STRATEGY", name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told: list[bool] = []
+
+    def imported(source):
+        (tmp_path / f"{name}.py").write_text(source)
+        native.after_strategy(lambda: told.append(True))
+        return importlib.import_module(name), told
+
+    yield imported
+    del sys.modules[name]
+
+
+def test_a_strategy_that_is_built_is_told_and_one_that_raises_is_not(strategies):
+    module, told = strategies(
+        "class ParameterServerStrategyV2:\n"
+        "    def __init__(self, resolver, variable_partitioner=None):\n"
+        "        self.made = resolver.cluster, variable_partitioner\n"
+    )
+    with pytest.raises(AttributeError):
+        module.ParameterServerStrategyV2(None)
+    assert told == []
+    resolver = SimpleNamespace(cluster="c")
+    assert module.ParameterServerStrategyV2(resolver, variable_partitioner=2).made == ("c", 2)
+    assert told == [True]
+
+
+def test_a_tensorflow_without_that_strategy_is_not_waited_for(strategies):
+    _, told = strategies("")
+    assert told == [True]

@@ -33,6 +33,10 @@ _AFTER_OWN_SHARD = (
     "Save with ClusterConfig(checkpoints=...) and start the cluster again with resume=True, or use "
     "num_ps >= 1: separate servers go on when a worker is lost"
 )
+_BEFORE_STRATEGY = (
+    "It was lost before main_fun had built ParameterServerStrategy, whose constructor would wait "
+    "for it without end: start the cluster again"
+)
 WITHOUT_PS = (
     "ParameterServerStrategy cannot go on without it, and its variables are gone: save in main_fun "
     "with tf.train.CheckpointManager to a directory that every node sees, restore there when it "
@@ -67,6 +71,8 @@ class Surroundings:
     """Whether the node's limit of restarts leaves one."""
     needs_all_workers: bool
     """Whether TensorFlow's collective calls, which wait for each worker, train the model."""
+    lacks_strategy: bool
+    """Whether a main_fun runs that has not built ParameterServerStrategy."""
 
 
 def is_from_outside(failure: NodeFailure) -> bool:
@@ -115,6 +121,8 @@ def explained(
     added, plan = "", around.plan
     if around.needs_all_workers and member.planned.runs_main_fun and not failure.traceback:
         added = f". {_WITHOUT_WORKER}"
+    elif around.lacks_strategy and member.planned.serves_tensorflow and not failure.traceback:
+        added = f". {_BEFORE_STRATEGY}"
     elif member.serves_shard and not failure.traceback:
         shard = f"shard {member.planned.rank + 1} of {plan.num_workers} of the parameters"
         added = f". {member.name} served {shard}, which is lost with it. {_AFTER_OWN_SHARD}"
@@ -157,7 +165,7 @@ def _is_tolerable(member: Member, around: Surroundings) -> bool:
 
 def _is_left_to_coordinator(member: Member, around: Surroundings) -> bool:
     """Whether the coordinator goes on without one of TensorFlow's servers, or raises itself."""
-    if around.phase is not ClusterPhase.RUNNING:
+    if around.phase is not ClusterPhase.RUNNING or around.lacks_strategy:
         return False
     if member.planned.role == PS_ROLE:
         return True

@@ -178,6 +178,7 @@ class ClusterState(ClusterOrders):
                 messages.PhaseChanged()
                 | messages.ServesShard()
                 | messages.InCollective()
+                | messages.StrategyBuilt()
                 | messages.FlushReached()
                 | messages.BatchReport()
             ):
@@ -488,6 +489,7 @@ class ClusterState(ClusterOrders):
             tensorflow_workers=[each.name for each in beside if each.planned.role != PS_ROLE],
             has_restart=member.restarts.has_left(now_s),
             needs_all_workers=self.needs_all_workers,
+            lacks_strategy=any(not each.has_strategy for each in self.training()),
         )
 
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:

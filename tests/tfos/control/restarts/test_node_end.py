@@ -42,6 +42,7 @@ def around(**changed: Any) -> Surroundings:
         tensorflow_workers=("worker:1",),
         has_restart=True,
         needs_all_workers=False,
+        lacks_strategy=False,
     )
     return dataclasses.replace(usual, **changed)
 
@@ -98,6 +99,9 @@ def test_the_end_of_a_node_means(
         ("worker:0", RAISED, {}, Meaning.FATAL),
         ("ps:0", KILLED, {"tensorflow_workers": ()}, Meaning.COORDINATOR_DECIDES),
         ("ps:0", KILLED, {"phase": ClusterPhase.FAILED}, Meaning.FATAL),
+        ("worker:0", KILLED, {"lacks_strategy": True}, Meaning.FATAL),
+        ("worker:0", EXECUTOR, {"lacks_strategy": True}, Meaning.FATAL),
+        ("ps:0", KILLED, {"lacks_strategy": True}, Meaning.FATAL),
     ],
 )
 def test_the_end_of_a_server_of_tensorflow_means(

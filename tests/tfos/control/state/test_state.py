@@ -660,14 +660,16 @@ def test_a_missing_node_is_described_with_place_age_and_phase():
     assert "never registered" in state.members["worker:0"].describe(NOW)
 
 
-def _on_tensorflow(cluster_size: int = 4, **config: object) -> ClusterState:
-    made = plan(cluster_size, 1, ps="tensorflow")
+def _on_tensorflow(*, has_strategy: bool = True, **config: object) -> ClusterState:
+    made = plan(4, 1, ps="tensorflow")
     state = ClusterState(made, ClusterConfig(**config))  # type: ignore[arg-type]
     state.move(ClusterPhase.RESERVED)
     for name in state.members:
         _register(state, name)
         _listen(state, name)
     assert state.phase is ClusterPhase.RUNNING
+    if has_strategy:
+        assert state.on_event(node_id("chief:0"), messages.StrategyBuilt(), NOW) == []
     return state
 
 
@@ -683,6 +685,24 @@ def test_a_lost_worker_of_tensorflow_is_the_coordinators_matter_while_others_liv
     assert state.fatal == []
     _killed(state, "worker:0")  # nobody is left to compute
     assert state.phase is ClusterPhase.FAILED
+
+
+@pytest.mark.parametrize("name", ["worker:1", "ps:0"])
+def test_a_server_of_tensorflow_that_is_lost_before_the_strategy_fails_the_cluster(name: str):
+    state = _on_tensorflow(has_strategy=False)
+    others = {"worker:0", "worker:1", "ps:0", "chief:0"} - {name}
+    assert _orders(_killed(state, name), messages.Stop) == others
+    assert state.fatal[0].message.startswith(
+        f"{name} killed by SIGKILL. It was lost before main_fun"
+    )
+    assert "start the cluster again" in state.fatal[0].message
+
+
+def test_a_lost_worker_of_tensorflow_costs_nothing_once_main_fun_has_returned():
+    state = _on_tensorflow(has_strategy=False)
+    state.on_event(node_id("chief:0"), messages.Done(), NOW)
+    _killed(state, "worker:1")
+    assert state.phase is ClusterPhase.RUNNING
 
 
 def test_a_lost_worker_of_tensorflow_fails_where_none_is_to_be_tolerated():
