@@ -20,6 +20,7 @@ _OTHER_KEYS = (
     "by keys whose texts differ, such as coalesce(key, 'unknown')"
 )
 _PACKED = "item string, data binary, rows_digest string"
+_LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
-    pack = _pack_with_digest if with_digests else _pack  # Spark takes no partial: it reads hints
+    is_large = given.session.conf.get(_LARGE_TYPES, "false").lower() == "true"
+
+    def pack(key: Any, table: Any) -> Any:  # Spark takes no partial: it reads hints
+        return _packed(key, table, rows_digest(table) if with_digests else "", is_large)
+
     # By name: a recomputation after a loss yields the same partitions. A plain repartition deals
     # rows by their bytes, which depend on the order of a group's rows.
     packed = given.applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
@@ -95,15 +100,7 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     )
 
 
-def _pack(key: Any, table: Any) -> Any:
-    return _packed(key, table, "")
-
-
-def _pack_with_digest(key: Any, table: Any) -> Any:
-    return _packed(key, table, rows_digest(table))
-
-
-def _packed(key: Any, table: Any, digest: str) -> Any:
+def _packed(key: Any, table: Any, digest: str, is_large: bool) -> Any:
     import cloudpickle
     import pyarrow
 
@@ -117,5 +114,6 @@ def _packed(key: Any, table: Any, digest: str) -> Any:
         "data": [cloudpickle.dumps(item)],
         "rows_digest": [digest],
     }
+    prefix = "large_" if is_large else ""
     types = [("item", "string"), ("data", "binary"), ("rows_digest", "string")]
-    return pyarrow.table(data, pyarrow.schema(types))
+    return pyarrow.table(data, pyarrow.schema([(name, prefix + kind) for name, kind in types]))
