@@ -255,6 +255,27 @@ def test_the_driver_hears_of_a_server_that_goes_on_from_an_older_step(
     assert text.startswith("ps:0: it goes on from step 1, as its part of step 2 is damaged")
 
 
+@pytest.mark.fault("F08")
+def test_the_driver_hears_of_updates_that_are_lost_right_before_the_end(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """As of a server that was killed while the training's last save was written."""
+    child = Child(node_settings(checkpoints=Checkpoints(directory=str(tmp_path))), monkeypatch)
+    with child.serving() as client:
+        client.save(tmp_path, 1)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        child.start(tmp_path_factory.mktemp("s"), restart=1)
+        try:
+            wait_until(lambda: child.process._server.phase is ServerPhase.SERVING, "the restore")
+            client.server_moved(0, child.endpoint)
+            client.finish()
+            child.link.send(messages.Stop("the training is over"))
+            text = child.told(messages.UpdatesLost).text
+        finally:
+            child.close()
+    assert text.endswith("at least 1 update lost since step 1")
+
+
 @pytest.mark.fault("F02")
 @pytest.mark.parametrize(
     ("settings", "is_outlived"),
