@@ -26,6 +26,7 @@ from tfos.errors import (
     SettingsError,
 )
 from tfos.phases import ClusterPhase, require
+from tfos.spark.facts import num_free_slots
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
@@ -199,6 +200,13 @@ class TableCalls:
         endpoints = _endpoints(reserved.coordinator, call)
         credentials = reserved.feeder_credentials
         give_credentials(reserved.sc, credentials)
+        if not num_free_slots(reserved.sc):
+            _logger.warning(
+                "%s: its Spark tasks wait until a slot is free: running tasks hold all of them, "
+                "those of this cluster's nodes included. Have one more slot than nodes, or use "
+                "InputMode.SPARK, in which workers leave theirs",
+                call,
+            )
         return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:

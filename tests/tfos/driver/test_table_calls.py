@@ -417,6 +417,20 @@ def test_a_call_after_a_failure_that_nobody_has_seen_raises_it():
             calls.lookup("user", [1])
 
 
+@pytest.mark.parametrize("num_free", [0, 1])
+def test_tasks_that_have_no_slot_because_nodes_hold_all_are_told(monkeypatch, caplog, num_free):
+    """Workers that read their own data keep theirs: the call would wait for them in silence."""
+    monkeypatch.setattr("tfos.driver.table_calls.num_free_slots", lambda _: num_free)
+    monkeypatch.setattr("tfos.driver.table_calls.give_credentials", lambda *_: None)
+    with cluster() as bed:
+        calls = calls_to(bed)
+        calls._reserved.sc = None
+        calls._reserved.feeder_credentials = bed.credentials
+        calls._servers_of_tasks("load_rows()")
+    told = [each for each in caplog.messages if each.startswith("load_rows(): its Spark tasks")]
+    assert len(told) == (0 if num_free else 1)
+
+
 def test_servers_that_are_gone_from_a_running_cluster_are_told(monkeypatch):
     with cluster() as bed:
 
