@@ -70,6 +70,7 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
                     restarting.
+            ServerGone: a server cannot be reached for as long as its restart may take.
         """
         import numpy as np
 
@@ -210,7 +211,7 @@ class TableCalls:
         return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:
-        from ps.client.client import PSClient
+        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
         from rpc.auth.handshake import Identity, Role
 
         reserved = self._reserved
@@ -218,8 +219,15 @@ class TableCalls:
         if not endpoints:
             raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
         workers = reserved.coordinator.read(lambda state: len(state.workers))
+        restarts = reserved.config.replaces_servers
         client = stack.enter_context(
-            PSClient(endpoints, reserved.credentials, Identity(Role.DRIVER, 0), num_workers=workers)
+            PSClient(
+                endpoints,
+                reserved.credentials,
+                Identity(Role.DRIVER, 0),
+                num_workers=workers,
+                reconnect_s=_SERVE_S if restarts else DEFAULT_RECONNECT_S,
+            )
         )
         client.attach()
         return client

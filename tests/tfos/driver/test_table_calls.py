@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,7 +107,7 @@ def calls_to(
     coordinator: Any = Coordinator(bed, phase, away, happens)
     credentials: Any = None if bed is None else bed.credentials
     calls._reserved = SimpleNamespace(  # type: ignore[assignment]  # what a call uses of it
-        coordinator=coordinator, credentials=credentials
+        coordinator=coordinator, credentials=credentials, config=ClusterConfig()
     )
     console = Console(stream=io.StringIO())
     calls._ending = Shutdown(coordinator, ClusterConfig(), console, credentials)
@@ -231,7 +232,7 @@ class Saves:
 def loading_calls(bed: Cluster, *saves: Callable[[], Any] | str) -> Any:
     calls: Any = calls_to(bed)
     plan = Checkpoints(directory="/c") if saves else None
-    calls._reserved.config = SimpleNamespace(checkpoints=plan)
+    calls._reserved.config = ClusterConfig(checkpoints=plan)
     calls._reserved.job = Saves(*saves)
     calls._servers_of_tasks = lambda _: TaskServers(bed.endpoints, lambda: bed.credentials, 1)
     return calls
@@ -355,6 +356,17 @@ def test_a_call_waits_for_a_server_that_is_started_again(away):
         assert calls.lookup("user", [3, 49])[:, 0].tolist() == [3.0, 49.0]
 
 
+@pytest.mark.parametrize(("plan", "waits_s"), [(None, 10.0), (Checkpoints(directory="/c"), 60.0)])
+def test_a_call_waits_longer_where_servers_are_started_again(plan, waits_s):
+    """A frozen one is ended after 16 s, and the next one has to start."""
+    with cluster() as bed, ExitStack() as stack:
+        pushed(bed)
+        calls: Any = calls_to(bed)
+        calls._reserved.config = ClusterConfig(checkpoints=plan)
+        client = calls._client("lookup()", stack)
+        assert client._servers.times.reconnect_s == waits_s
+
+
 @pytest.mark.parametrize(("num_servers", "away"), [(1, 0), (2, 0), (2, 1)])
 def test_a_server_that_does_not_serve_again_in_time_is_named(num_servers, away):
     with cluster(num_servers=num_servers) as bed:
@@ -423,7 +435,7 @@ def test_tasks_that_have_no_slot_because_nodes_hold_all_are_told(monkeypatch, ca
     monkeypatch.setattr("tfos.driver.table_calls.num_free_slots", lambda _: num_free)
     monkeypatch.setattr("tfos.driver.table_calls.give_credentials", lambda *_: None)
     with cluster() as bed:
-        calls = calls_to(bed)
+        calls: Any = calls_to(bed)
         calls._reserved.sc = None
         calls._reserved.feeder_credentials = bed.credentials
         calls._servers_of_tasks("load_rows()")
