@@ -114,17 +114,24 @@ class PeriodicSaver:
         with self._lock:
             self._holders.discard(holder)
 
-    def save_now(self, score: Score | None = None, *, tries: int = ASKED_TRIES) -> str:
+    def save_now(
+        self,
+        score: Score | None = None,
+        *,
+        tries: int = ASKED_TRIES,
+        generations: tuple[int, ...] | None = None,
+    ) -> str:
         """Save what has changed since the last save, also while saves are held.
 
         Args:
             score: of the parameters; with it also what has not changed is saved once more.
             tries: how often to try; none begins after the time of one save.
+            generations: see SaveOptions.
 
         Returns:
             Why it failed, several times; empty once it is saved.
         """
-        return self._save_with(tries, self._ended.wait, score)
+        return self._save_with(tries, self._ended.wait, score, generations)
 
     def save_between(self) -> str:
         """Save what has changed, unless saves are held: then say so instead of waiting.
@@ -245,20 +252,24 @@ class PeriodicSaver:
             return False  # the next save will tell
 
     def _save_with(
-        self, tries: int, pause: Callable[[float], object], score: Score | None = None
+        self,
+        tries: int,
+        pause: Callable[[float], object],
+        score: Score | None = None,
+        generations: tuple[int, ...] | None = None,
     ) -> str:
         """Save with several tries, until a pause returns True; return why the last one failed."""
         until_s = time.monotonic() + self._period.timeout_s
         error = ""
         for attempt in range(tries):
             with self._lock:
-                error = self._save(score)
+                error = self._save(score, generations)
             is_over = attempt == tries - 1 or time.monotonic() >= until_s
             if not error or is_over or pause(_RETRY_S * 2**attempt):
                 break
         return error
 
-    def _save(self, score: Score | None = None) -> str:
+    def _save(self, score: Score | None = None, generations: tuple[int, ...] | None = None) -> str:
         """Save if anything has changed, rows and metadata too; what failed is soon tried again.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
@@ -274,7 +285,7 @@ class PeriodicSaver:
             clock = self._clock()
             client = self._client()
             self._attach(client)
-            options = dataclasses.replace(period.options, score=score)
+            options = dataclasses.replace(period.options, score=score, generations=generations)
             path = client.save(period.directory, None, timeout_s=period.timeout_s, options=options)
             step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step

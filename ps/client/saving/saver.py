@@ -67,6 +67,10 @@ class Servers(Protocol):
             timeout_s: seconds.
         """
 
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Which start of each server gave the last answer, by rank."""
+
 
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,9 @@ class SaveOptions:
     score: Score | None = None
     """Score of the parameters. With it a checkpoint is made even if nothing has changed since the
     last one, and `keep` never counts the best one of a metric."""
+    generations: tuple[int, ...] | None = None
+    """Which start of each server has the parameters that are to be saved, by rank; None: any. A
+    server that was started again has older ones."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -170,6 +177,7 @@ class Saver:
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)
+                _refuse_restarted(servers.generations, options.generations)
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}
                     if step is None:
@@ -373,6 +381,16 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
             f"another process of this job saved step {max(steps)} into {storage.where()} after the "
             "snapshot of this save, which may hold older parameters but would be the newest step. "
             "This save is not committed; save again"
+        )
+
+
+def _refuse_restarted(found: tuple[int, ...], wanted: tuple[int, ...] | None) -> None:
+    """Refuse a save of other starts of servers than those that had what was measured."""
+    restarted = [f"ps:{i}" for i, each in enumerate(found) if wanted and each != wanted[i]]
+    if restarted:
+        raise CheckpointError(
+            f"{', '.join(restarted)} was started again since the parameters were measured, and has "
+            "older ones. They are not saved with that score"
         )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ps.checkpoint.choice import latest, steps_on_disk
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import storage_at
+from ps.client.saving.saver import Saver as Saving
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
@@ -32,7 +35,7 @@ class Saver:
     def best(self, metric: str, *, higher_is_better: bool) -> None:
         """A new run."""
 
-    def save_now(self, score):
+    def save_now(self, score, generations=None):
         self.scores += [] if self.fails else [score.value]
         return self.fails
 
@@ -133,6 +136,44 @@ def test_the_best_outlives_retention_and_the_next_run_goes_on_comparing(tmp_path
     with cluster("inproc") as bed:
         client = bed.client()
         client.restore(tmp_path, step=told[2].step)
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize("moment", ["before the save", "within the save"])
+def test_older_parameters_of_a_server_that_was_started_again_are_not_saved_as_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, moment: str
+):
+    """They are not what was measured."""
+    plan = Checkpoints(directory=str(tmp_path), keep_best="loss", every_s=3600.0)
+    monkeypatch.setattr("ps.client.saving.periodic_saver._RETRY_S", 0.01)
+    with cluster("tcp", num_servers=2, job="job") as bed:
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST, 3.0))
+        saver = ChiefSaver(plan, lambda: bed.client(reconnect_s=20.0))
+        saver.start()
+        best = BestKeeper(plan, saver)
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        client.assign(filled(MANIFEST, 4.0))
+        measured = client.heard_generations
+        save = Saving.save
+
+        def restart(*args: Any, **kwargs: Any) -> Any:
+            monkeypatch.setattr(Saving, "save", save)
+            bed.restart(1, tmp_path, generation=1)
+            return save(*args, **kwargs)
+
+        if moment == "within the save":
+            monkeypatch.setattr(Saving, "save", restart)
+        else:
+            bed.restart(1, tmp_path, generation=1)
+        assert best.look(epoch(0, loss=0.5), measured) is None
+        assert "ps:1 was started again since the parameters were measured" in caplog.text
+        assert best.saved is None
+        client.assign(filled(MANIFEST, 5.0))
+        found = best.look(epoch(1, loss=0.6), client.heard_generations)
+        assert found is not None
+        assert read_manifest(tmp_path, found.step).score == Score("loss", 0.6, False)
+        saver.close()
 
 
 def test_the_parameters_of_the_best_are_those_of_its_epoch(tmp_path: Path):
