@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -257,7 +258,10 @@ def test_the_driver_hears_of_a_server_that_goes_on_from_an_older_step(
 
 @pytest.mark.fault("F08")
 def test_the_driver_hears_of_updates_that_are_lost_right_before_the_end(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     """As of a server that was killed while the training's last save was written."""
     child = Child(node_settings(checkpoints=Checkpoints(directory=str(tmp_path))), monkeypatch)
@@ -274,6 +278,8 @@ def test_the_driver_hears_of_updates_that_are_lost_right_before_the_end(
         finally:
             child.close()
     assert text.endswith("at least 1 update lost since step 1")
+    # Where all workers are replaced as well, nobody tells the number.
+    assert re.search(r"ps:0 resumes from step 1 of .*, as it was \d+ s ago", caplog.text)
 
 
 @pytest.mark.fault("F02")
