@@ -1,17 +1,19 @@
-"""Completion log: which request of which worker has changed which bucket, for exactly-once.
+"""Completion log: which request of which worker has changed which unit, for exactly-once.
 
 Covers: generations and fencing, sequence numbers, the state of a half-applied push, how many
 sessions a worker may have, the record in a checkpoint, acknowledged updates that a restore undoes.
 Does not: apply anything (ps.dense.shard), decide when (ps.consistency.modes). Pure: no locks, clock
 or I/O.
-Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their bucket.
+Threads: `begin`, `complete`, `fence` need one lock; `needs` and `mark` the lock of their unit.
 `begin` gives the request a ticket, by which all else asks: the session is looked up once.
 
-Every request that changes something carries a `RequestId`. Per session and bucket the record keeps
+A *unit* is what a request changes in one step: a bucket of the groups, or a segment of a table. A
+server's units are numbered from 0: its buckets in their order, then the segments of each table.
+Every request that changes something carries a `RequestId`. Per session and unit the record keeps
 the sequence last applied there:
 
-    applied[b] == sequence   this push has changed bucket b: a retry skips it
-    applied[b] <  sequence   it has not yet: a retry applies it
+    applied[u] == sequence   this push has changed unit u: a retry skips it
+    applied[u] <  sequence   it has not yet: a retry applies it
     completed  >= sequence   all of it is done: a retry is answered, nothing is applied
     refusal                  why the session's last request was refused: so is every copy of it
 
@@ -53,13 +55,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """One session's record as a checkpoint keeps it, read bucket by bucket with the values."""
+    """One session's record as a checkpoint keeps it, read unit by unit with the values."""
 
     worker: Count
     generation: Count
     session: Count
     applied: tuple[Count, ...]
-    """Per bucket the sequence last applied there; empty: no request was half applied."""
+    """Per unit the sequence last applied there; empty: no request was half applied."""
     completed: Count
     """The last one done at the snapshot: all there is to know where `applied` is empty."""
     updates: Count
@@ -93,7 +95,7 @@ class LogSnapshot:
 
     Args:
         live: the sessions, looked up under the lock that guards `completed`.
-        num_units: buckets and segments.
+        num_units: units of the server.
     """
 
     def __init__(self, live: Iterable[LiveSession], num_units: int) -> None:
@@ -168,7 +170,7 @@ MAX_RESTORES = 16
 """Restores that a session outlives without a request. A client that lives has sent again by then
 what it got no ack for, to each server that it reaches: only a later copy would be applied twice."""
 MAX_UNDER_WAY = 256
-"""How many of them may have a request under way, which takes 8 bytes per bucket and segment."""
+"""How many of them may have a request under way, which takes 8 bytes per unit."""
 
 
 class RequestId(NamedTuple):
@@ -249,7 +251,7 @@ class Ticket(msgspec.Struct, eq=False):
 
     It holds its session's log, so nobody looks the session up again.
 
-    Threads: `needs` and `mark` take the lock of their bucket, all else the one of `begin`.
+    Threads: `needs` and `mark` take the lock of their unit, all else the one of `begin`.
     """
 
     id: RequestId
@@ -281,8 +283,8 @@ class Ticket(msgspec.Struct, eq=False):
         if self.session.ended is not None:
             raise self.session.ended.again()
 
-    def needs(self, bucket: int) -> bool:
-        """Whether this request still has to change this bucket.
+    def needs(self, unit: int) -> bool:
+        """Whether this request still has to change this unit.
 
         False too when the session has gone on to a later request: a late copy changes nothing.
 
@@ -295,7 +297,7 @@ class Ticket(msgspec.Struct, eq=False):
             raise session.ended.again()
         if applied is None or session.sequence != sequence or session.completed >= sequence:
             return False
-        return applied[bucket] < sequence
+        return applied[unit] < sequence
 
     def expect(self, num_units: int) -> None:
         """Say how many units the request changes, before it changes the first."""
@@ -303,24 +305,24 @@ class Ticket(msgspec.Struct, eq=False):
             self.session.num_expected = num_units
 
     def attach(self, metadata: AttachedMetadata) -> None:
-        """Note what the request brings, before it changes its first bucket.
+        """Note what the request brings, before it changes its first unit.
 
         Kept with its session, so what a client leaves that dies in its push goes with that.
         """
         self.session.attached = self.id.sequence, metadata
 
-    def mark(self, bucket: int, overflow: PSError | None = None) -> None:
-        """Note that the request has changed the bucket.
+    def mark(self, unit: int, overflow: PSError | None = None) -> None:
+        """Note that the request has changed the unit.
 
         Args:
-            bucket: its number in the record.
+            unit: its number in the record.
             overflow: why some elements of it keep their numbers; None: none does.
         """
         if overflow is not None and self.overflow is None:
             self.session.overflow = self.id.sequence, overflow
         applied = self.session.applied
         if applied is not None:  # else the session has gone on, and that is done
-            applied[bucket] = self.id.sequence
+            applied[unit] = self.id.sequence
 
     def num_marked(self, units: Iterable[int]) -> int:
         """Return how many of these units the request has changed."""
@@ -346,12 +348,12 @@ class Ticket(msgspec.Struct, eq=False):
 
 
 class CompletionLog:
-    """The record of one server, for the buckets it owns (numbered from 0 in their order here)."""
+    """The record of one server, for the units it owns."""
 
-    def __init__(self, num_buckets: int) -> None:
+    def __init__(self, num_units: int) -> None:
         self.is_restored = False
         """Whether it began as a checkpoint's: sessions may be ahead of it."""
-        self._num_buckets = num_buckets
+        self._num_units = num_units
         self._sessions: dict[WorkerRank, dict[int, SessionLog]] = {}
         self._under_way: dict[WorkerRank, dict[int, SessionLog]] = {}
         """Sessions with `applied`, the oldest first; not those of a checkpoint."""
@@ -472,7 +474,7 @@ class CompletionLog:
         return any(session.generation >= least_generation for session in sessions)
 
     def snapshot(self) -> LogSnapshot:
-        """Return the record as it is now, to be read bucket by bucket; call it as `complete`."""
+        """Return the record as it is now, to be read unit by unit; call it as `complete`."""
         live = [
             LiveSession(
                 worker,
@@ -489,7 +491,7 @@ class CompletionLog:
             for worker, sessions in self._sessions.items()
             for session, record in sessions.items()
         ]
-        return LogSnapshot(live, self._num_buckets)
+        return LogSnapshot(live, self._num_units)
 
     def restore(self, sessions: Iterable[SessionRecord]) -> None:
         """Take over the sessions of a checkpoint.
@@ -503,10 +505,10 @@ class CompletionLog:
         for session in sessions:
             if session.restores >= MAX_RESTORES:
                 continue
-            if len(session.applied) not in (0, self._num_buckets):
+            if len(session.applied) not in (0, self._num_units):
                 raise ServerPhaseError(
-                    f"a record of {len(session.applied)} buckets cannot be restored into a shard "
-                    f"of {self._num_buckets}"
+                    f"a record of {len(session.applied)} units (buckets and segments) cannot be "
+                    f"restored into a shard of {self._num_units}"
                 )
             record = SessionLog(session.generation)
             record.applied = array("q", session.applied) if session.applied else None
@@ -535,7 +537,7 @@ class CompletionLog:
                 raise _too_many(request, MAX_UNDER_WAY, "clients with a request under way")
             under_way.pop(idle).applied = None
         under_way[request.session] = session
-        session.applied = array("q", bytes(8 * self._num_buckets))
+        session.applied = array("q", bytes(8 * self._num_units))
 
     def _check_jump(self, request: RequestId, session: SessionLog, acknowledged: int) -> None:
         """Without a restore nothing that was acknowledged may be missing."""

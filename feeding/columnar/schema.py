@@ -25,7 +25,7 @@ from feeding.errors import ChunkError
 
 MAX_COLUMNS = 4096
 MAX_DEPTH = 8
-MAX_RANK = 8
+MAX_DIMENSIONS = 8
 MAX_ITEMS = 1 << 34
 """Most items of one row's tensor; a dimension of 0 counts as 1, as in numpy's size check."""
 MAX_SCHEMA_BYTES = 768 << 10
@@ -198,7 +198,7 @@ def _check_column(column: ColumnSpec) -> None:
     if len(column.name) > MAX_NAME:
         raise ChunkError(f"column name of {len(column.name)} characters, the limit is {MAX_NAME}")
     if (
-        len(column.shape) > MAX_RANK
+        len(column.shape) > MAX_DIMENSIONS
         or any(dim < 0 for dim in column.shape)
         or math.prod(max(dim, 1) for dim in column.shape) > MAX_ITEMS
     ):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from feeding.columnar.batch import EpochEnd, check_batch_size
 from feeding.columnar.rows import column_values, rows_of
 from feeding.columnar.schema import Schema
@@ -102,7 +104,9 @@ class DataFeed:
             return {tensor: columns[column] for column, tensor in self._mapping.items()}
         by_name = self._has_names(batch.schema)
         values: Iterable[Any] = batch.arrays
-        if by_name or len(columns) != len(self._mapping):
+        if _are_vectors_of(batch.schema, len(self._mapping)):
+            values = np.moveaxis(batch.nest(), 1, 0)
+        elif by_name or len(columns) != len(self._mapping):
             values = self._values(batch.nest(), by_name=by_name)
         return dict(zip(self._mapping.values(), values, strict=True))
 
@@ -225,6 +229,14 @@ class DataFeed:
         if len(values) != len(mapping):
             raise _misfit(mapping, len(values))
         return values
+
+
+def _are_vectors_of(schema: Schema, num_values: int) -> bool:
+    """Return whether rows are lists or tuples of numbers that fill several tensors by position."""
+    if schema.layout is not None or num_values == 1:
+        return False
+    spec = schema.columns[0]
+    return spec.value in ("list", "tuple") and spec.shape[:1] == (num_values,)
 
 
 def _misfit(mapping: Mapping[str, str], num_values: int) -> SchemaError:

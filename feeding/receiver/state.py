@@ -113,10 +113,10 @@ class FeedState:
         Raises:
             FeedError: the error that ended the channel meanwhile.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while (found := poll()) is None:
             self.check_open()
-            left_s = deadline - time.monotonic()
+            left_s = deadline_s - time.monotonic()
             if left_s <= 0 or (give_up is not None and give_up()):
                 return None
             self.changed.wait(min(left_s, _POLL_S))

@@ -446,9 +446,9 @@ def greet(links: list[WorkerLink], hello: Request, timeout_s: float) -> None:
     waiting = links
     while waiting:
         _ask_all(waiting, hello, timeout_s)
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while any(link.pending for link in waiting):
-            done = wait_links(waiting, deadline - time.monotonic())
+            done = wait_links(waiting, deadline_s - time.monotonic())
             for link in done:
                 link.receive_reply()
             if not done:

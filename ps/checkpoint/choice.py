@@ -293,7 +293,7 @@ def manifest_to_serve(checkpoint: Checkpoint, like: RestoreOptions) -> Manifest:
 
 
 def newest_sound(root: Root, *, strict: bool = False, job: str | None = None) -> Checkpoint:
-    """Return the newest checkpoint that `verify` accepts; as `read_newest`.
+    """Return the newest checkpoint that `verified` accepts; as `read_newest`.
 
     Args:
         root: the checkpoint directory.

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ps import codec
 from ps.checkpoint.choice import passed_over_by, steps_on_disk
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.lease import LEASE_NAME, read_holder
@@ -31,7 +30,7 @@ from ps.checkpoint.reader import (
     open_shards,
     read_step,
 )
-from ps.checkpoint.restore import read_extra, read_values, verify_files
+from ps.checkpoint.restore import read_records, read_values, verify_files
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, read_small, storage_at
 from ps.checkpoint.tables.format import segment_nbytes
@@ -42,7 +41,6 @@ from ps.manifest.table_spec import TableSpec
 from ps.optim.row_rules import row_parts, row_width, rule_of_rows
 from ps.optim.rules import rule_of
 from ps.tables.rows import Dropped, RowBatch
-from rpc.errors import UNREADABLE
 
 Array = np.ndarray[Any, Any]
 
@@ -176,7 +174,7 @@ def clock_of(root: Root, step: int) -> int:
     storage = storage_at(root)
     checkpoint = read_step(storage, step)
     files = open_shards(storage, checkpoint, Layout.whole(checkpoint.manifest))
-    return max(_read_state(each).clock for each in files)
+    return max(read_records(each, _State).clock for each in files)
 
 
 def inspect(root: Root) -> DirectoryReport:
@@ -227,7 +225,7 @@ def _inspect_step(
     try:
         files = verify_files(storage, checkpoint)
         tables = tuple(_tables(checkpoint, files))
-        state = _read_state(files[0])
+        state = read_records(files[0], _State)
         for each in load_chain(storage, step, SeenSteps(storage, manifests))[1:]:
             if each.step in unsound:
                 raise CheckpointError(f"it needs step {each.step}: {unsound[each.step]}")
@@ -272,13 +270,6 @@ def _tables(checkpoint: Checkpoint, files: Sequence[ShardFile]) -> Iterator[Tabl
             rows=sum(piece.num_rows for piece in pieces),
             nbytes=sum(segment_nbytes(spec, record) for record in records),
         )
-
-
-def _read_state(file: ShardFile) -> _State:
-    try:
-        return codec.msgpack(read_extra(file), _State)
-    except UNREADABLE as error:
-        raise CheckpointError(f"the records of ps:{file.rank} cannot be read: {error}") from error
 
 
 def _lease(storage: Storage) -> str:

@@ -9,10 +9,11 @@ Threads: none; every function is independent.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
+from ps import codec
 from ps.checkpoint.digest import digest, refuse_nonfinite
 from ps.checkpoint.format import Checkpoint, bucket_nbytes, new_arrays
 from ps.checkpoint.reader import ChainFiles, Root, ShardFile, load_chain, open_shards
@@ -22,11 +23,13 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Layout, Manifest
 from ps.optim.row_rules import rule_of_rows
 from ps.optim.rules import rule_of
+from rpc.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from ps.dense.shard import DenseShard
 
 Array = np.ndarray[Any, Any]
+Records = TypeVar("Records")
 
 
 def restore_shard(chain: ChainFiles, shard: DenseShard, *, reset_optimizer: bool = False) -> None:
@@ -183,6 +186,22 @@ def read_extra(file: ShardFile) -> bytes:
             f"its index says {index.extra_digest}"
         )
     return extra
+
+
+def read_records(file: ShardFile, kind: type[Records]) -> Records:
+    """Return the extra bytes of this file as a struct; a reader names the fields that it needs.
+
+    Args:
+        file: file of one server.
+        kind: a struct with some or all fields of what the server saved.
+
+    Raises:
+        CheckpointError: they are damaged, or of another kind.
+    """
+    try:
+        return codec.msgpack(read_extra(file), kind)
+    except UNREADABLE as error:
+        raise CheckpointError(f"the records of ps:{file.rank} cannot be read: {error}") from error
 
 
 def check_same_model(saved: Manifest, asked: Manifest, *, reset_optimizer: bool) -> None:

@@ -153,7 +153,9 @@ def read_small(storage: Storage, name: str) -> bytes | None:
         CheckpointError: it is a link, a device or a directory.
         OSError: the file system fails, or the file was replaced during each of some readings.
     """
-    for left in reversed(range(_READ_ATTEMPTS)):
+    left = _READ_ATTEMPTS
+    while True:
+        left -= 1
         try:
             with storage.open(name) as file:
                 return file.read(_MAX_SMALL_NBYTES)
@@ -162,7 +164,6 @@ def read_small(storage: Storage, name: str) -> bytes | None:
         except OSError as error:
             if error.errno != errno.ESTALE or not left:
                 raise
-    raise AssertionError("unreachable")
 
 
 @contextmanager

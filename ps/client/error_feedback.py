@@ -88,7 +88,7 @@ class ErrorFeedback:
         return self._left
 
     def pack(self, gradients: Mapping[str, Array]) -> None:
-        """Pack them for `payload`; `sending` keeps what that leaves out.
+        """Pack them for `payloads`; `sending` keeps what that leaves out.
 
         Raises:
             NonFiniteGradient: in any group; names the first parameter. Nothing has changed.

@@ -58,7 +58,7 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
-def whole(read: Callable[[], T]) -> T:
+def retry_scan(read: Callable[[], T]) -> T:
     """Return what a read of scans gives; begin it again where a server was started again meanwhile.
 
     Args:

@@ -244,7 +244,7 @@ class TableClient:
                 others may have been updated.
             NonFiniteUpdate: the update of some elements overflows; they keep their numbers, and all
                 others are updated.
-            SettingsError: in hybrid, where rows are pushed only for the batch of their lookup.
+            PSSettingsError: in hybrid, where rows are pushed only for the batch of their lookup.
             StaleGeneration: a newer attempt of this worker runs: end this process.
             RequestTimeout, ServerGone: whether it was applied is unknown; this client is done.
         """

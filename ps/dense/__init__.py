@@ -12,7 +12,8 @@ Arrays; T is the group's dtype (float32 or float64):
     scalars           [num_scalars]       T       scalars of one step; see ps.optim.rules.scalars
     staged memory     [bytes]             uint8   one gradient of all buckets, groups aligned to 64
 
-All are 1-d and C-contiguous. A bucket has 256 KiB of values, the last one of a group fewer.
+All are 1-d and C-contiguous. A bucket has the manifest's `bucket_bytes` of values, the last one of
+a group fewer.
 
 Lock order: none; each bucket has one lock, and a thread holds one at a time.
 """

@@ -120,7 +120,7 @@ class DenseShard:
         self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
         """Owned buckets by ascending id."""
         self._groups: list[_Group] = []
-        self._slices: dict[int, DenseBucket] = {}
+        self._by_id: dict[int, DenseBucket] = {}
         for spec in manifest.pushed_groups:
             mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
             if not mine:
@@ -130,9 +130,9 @@ class DenseShard:
             for bucket in mine:
                 piece = slice(bucket.start - group.start, bucket.stop - group.start)
                 slots = tuple(slot[piece] for slot in group.slots)
-                self._slices[bucket.id] = DenseBucket(bucket, group, group.values[piece], slots)
+                self._by_id[bucket.id] = DenseBucket(bucket, group, group.values[piece], slots)
 
-        self.owned = tuple(self._slices[bucket.id] for bucket in self.buckets)
+        self.owned = tuple(self._by_id[bucket.id] for bucket in self.buckets)
         """What the owned buckets hold, in the order of `buckets`."""
         self.value_nbytes = sum(bucket.nbytes for bucket in self.buckets)
         """Bytes of the owned values: what one whole pull of this server moves."""
@@ -156,20 +156,20 @@ class DenseShard:
     @property
     def num_changes(self) -> int:
         """Changes of all buckets together; no lock is taken."""
-        return self.frozen.num_changes + sum(piece.version for piece in self._slices.values())
+        return self.frozen.num_changes + sum(owned.version for owned in self._by_id.values())
 
     @property
     def is_trained(self) -> bool:
         """Whether any bucket was updated; no lock is taken."""
-        return any(piece.step for piece in self.owned)
+        return any(owned.step for owned in self.owned)
 
     def dtype(self, bucket_id: int) -> np.dtype[Any]:
         """Return the dtype of a bucket."""
-        return self._slice(bucket_id).group.dtype
+        return self._bucket(bucket_id).group.dtype
 
     def values(self, bucket_id: int) -> Array:
         """Return the live values of a bucket, 1-d, not to be written; no lock is taken."""
-        view = self._slice(bucket_id).values.view()
+        view = self._bucket(bucket_id).values.view()
         view.flags.writeable = False
         return view
 
@@ -182,23 +182,23 @@ class DenseShard:
 
         Where none is kept, or there was no update yet, its values.
         """
-        piece = self._slice(bucket_id)
-        if piece.group.average is None or not piece.step:
+        owned = self._bucket(bucket_id)
+        if owned.group.average is None or not owned.step:
             return self.value_bytes(bucket_id)
-        return piece.slots[-1].data.toreadonly().cast("B")
+        return owned.slots[-1].data.toreadonly().cast("B")
 
     def slots(self, bucket_id: int) -> dict[str, Array]:
         """Return what a bucket keeps beside its values, by name; no lock is taken."""
-        piece = self._slice(bucket_id)
-        return dict(zip(piece.group.rule.kept, piece.slots, strict=True))
+        owned = self._bucket(bucket_id)
+        return dict(zip(owned.group.rule.kept, owned.slots, strict=True))
 
     def version(self, bucket_id: int) -> int:
         """Return how often the bucket's values have changed."""
-        return self._slice(bucket_id).version
+        return self._bucket(bucket_id).version
 
     def step(self, bucket_id: int) -> int:
         """Return how many updates the bucket has seen, which is the t of Adam's formula."""
-        return self._slice(bucket_id).step
+        return self._bucket(bucket_id).step
 
     def set_values(self, bucket_id: int, values: Array) -> None:
         """Replace a bucket's values; slots and step stay, as with Keras's set_weights.
@@ -207,11 +207,11 @@ class DenseShard:
             bucket_id: number of the bucket.
             values: [num_elements] of the group's dtype.
         """
-        piece = self._slice(bucket_id)
-        self._check_like(piece, values, "assigned")
-        with piece.lock:
-            np.copyto(piece.values, values)
-            piece.version += 1
+        owned = self._bucket(bucket_id)
+        self._check_like(owned, values, "assigned")
+        with owned.lock:
+            np.copyto(owned.values, values)
+            owned.version += 1
 
     def load(self, bucket_id: int, values: Array, slots: Sequence[Array], step: int) -> None:
         """Replace a bucket's values, slots (in the rule's order) and step, as from a checkpoint.
@@ -222,15 +222,15 @@ class DenseShard:
             slots: [num_elements] each, then the average if there is one.
             step: updates of the bucket so far.
         """
-        piece = self._slice(bucket_id)
+        owned = self._bucket(bucket_id)
         for array in (values, *slots):
-            self._check_like(piece, array, "restored")
-        with piece.lock:
-            np.copyto(piece.values, values)
-            for target, source in zip(piece.slots, slots, strict=True):
+            self._check_like(owned, array, "restored")
+        with owned.lock:
+            np.copyto(owned.values, values)
+            for target, source in zip(owned.slots, slots, strict=True):
                 np.copyto(target, source)
-            piece.step = step
-            piece.version += 1
+            owned.step = step
+            owned.version += 1
 
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
         """Copy a bucket's values, then its slots, to `out` under its lock; return its step.
@@ -239,11 +239,11 @@ class DenseShard:
             bucket_id: number of the bucket.
             out: [num_elements] each: values, slots, then the average if there is one; filled.
         """
-        piece = self._slice(bucket_id)
-        with piece.lock:
-            for target, source in zip(out, (piece.values, *piece.slots), strict=True):
+        owned = self._bucket(bucket_id)
+        with owned.lock:
+            for target, source in zip(out, (owned.values, *owned.slots), strict=True):
                 np.copyto(target, source)
-            return piece.step
+            return owned.step
 
     def check_finite(self, bucket_id: int, pushed: Array) -> None:
         """Raise NonFiniteGradient, naming the first parameter, unless all values are finite.
@@ -254,7 +254,7 @@ class DenseShard:
         """
         count = kernels.count_nonfinite(pushed)
         if count:
-            raise _nonfinite(self._slice(bucket_id), pushed, count)
+            raise _nonfinite(self._bucket(bucket_id), pushed, count)
 
     def apply(self, bucket_id: int, gradient: Array, hyper: Hyper) -> None:
         """Update one bucket by its rule.
@@ -273,55 +273,55 @@ class DenseShard:
             ShapeError: wrong dtype or size; the bucket is unchanged.
             SettingsError: the push's scalars do not fit the rule; the bucket is unchanged.
         """
-        piece = self._slice(bucket_id)
-        self._check_like(piece, gradient, "pushed")
-        with piece.lock:
-            overflow = self.update(piece, gradient, hyper)
+        owned = self._bucket(bucket_id)
+        self._check_like(owned, gradient, "pushed")
+        with owned.lock:
+            overflow = self.update(owned, gradient, hyper)
         if overflow is not None:
             raise overflow
 
-    def update(self, piece: DenseBucket, gradient: Array, hyper: Hyper) -> NonFiniteUpdate | None:
+    def update(self, owned: DenseBucket, gradient: Array, hyper: Hyper) -> NonFiniteUpdate | None:
         """Like `apply`, under the bucket's lock, with a gradient of its dtype and size.
 
         Returns a NonFiniteUpdate: the push's other buckets are updated before it is refused.
 
         Args:
-            piece: the bucket, whose lock the caller holds.
+            owned: the bucket, whose lock the caller holds.
             gradient: [num_elements] of the group's dtype.
             hyper: the push's hyper-parameters.
         """
-        group, step = piece.group, piece.step + 1
+        group, step = owned.group, owned.step + 1
         flags = gradient.flags
         if not flags.aligned or not flags.c_contiguous:
             gradient = np.require(gradient, requirements=("A", "C"))
         count = kernels.count_nonfinite(gradient)
         if count:
-            raise _nonfinite(piece, gradient, count)
+            raise _nonfinite(owned, gradient, count)
         if group.is_average:
-            left = self._average(piece, gradient)
+            left = self._average(owned, gradient)
         elif stands_still(group.spec.rule, hyper.learning_rate, group.dtype):
             left = 0
         else:
             if group.clip_value is not None and self.manifest.has_barrier:
                 gradient = _clipped(group, gradient)  # the reduced one
             scalars = group.scalars(hyper, step)
-            left = group.update(gradient, piece.values, *piece.slots[: group.num_slots], scalars)
+            left = group.update(gradient, owned.values, *owned.slots[: group.num_slots], scalars)
         if group.average is not None:
-            group.average.follow(piece.values, piece.slots[-1], step)
-        piece.step = step  # after the average: a pull, which takes no lock, reads it from step 1 on
-        piece.version += 1
-        return _overflowed(piece, left, hyper) if left else None
+            group.average.follow(owned.values, owned.slots[-1], step)
+        owned.step = step  # after the average: a pull, which takes no lock, reads it from step 1 on
+        owned.version += 1
+        return _overflowed(owned, left, hyper) if left else None
 
-    def _average(self, piece: DenseBucket, pushed: Array) -> int:
+    def _average(self, owned: DenseBucket, pushed: Array) -> int:
         if self._num_pushers > 1:
-            divisor = np.array([self._num_pushers], piece.group.dtype)
-            return int(piece.group.update(pushed, piece.values, divisor))
-        np.copyto(piece.values, pushed)
+            divisor = np.array([self._num_pushers], owned.group.dtype)
+            return int(owned.group.update(pushed, owned.values, divisor))
+        np.copyto(owned.values, pushed)
         return 0
 
-    def _slice(self, bucket_id: int) -> DenseBucket:
+    def _bucket(self, bucket_id: int) -> DenseBucket:
         try:
-            return self._slices[bucket_id]
+            return self._by_id[bucket_id]
         except KeyError:
             ids = self.bucket_ids
             owned = f"{ids[0]}..{ids[-1]}" if ids else "none"
@@ -330,10 +330,10 @@ class DenseShard:
                 f"of {len(self.layout.buckets)}; do both sides use the same servers?"
             ) from None
 
-    def _check_like(self, piece: DenseBucket, array: Array, verb: str) -> None:
-        values = piece.values
+    def _check_like(self, owned: DenseBucket, array: Array, verb: str) -> None:
+        values = owned.values
         if array.dtype != values.dtype or array.shape != values.shape:
-            bucket = piece.bucket
+            bucket = owned.bucket
             raise ShapeError(
                 f"bucket {bucket.id} of group {bucket.group!r} is {values.dtype}"
                 f"[{bucket.num_elements}], {verb} was {array.dtype}{list(array.shape)}"
@@ -346,8 +346,8 @@ def _clipped(group: _Group, gradient: Array) -> Array:
     return out
 
 
-def _overflowed(piece: DenseBucket, count: int, hyper: Hyper) -> NonFiniteUpdate:
-    bucket, group = piece.bucket, piece.group
+def _overflowed(owned: DenseBucket, count: int, hyper: Hyper) -> NonFiniteUpdate:
+    bucket, group = owned.bucket, owned.group
     names = dict.fromkeys(group.layout.param_at(at) for at in (bucket.start, bucket.stop - 1))
     return NonFiniteUpdate(
         f"{count} of {bucket.num_elements} values of bucket {bucket.id} of group "
@@ -358,10 +358,10 @@ def _overflowed(piece: DenseBucket, count: int, hyper: Hyper) -> NonFiniteUpdate
     )
 
 
-def _nonfinite(piece: DenseBucket, pushed: Array, count: int) -> NonFiniteGradient:
-    bucket = piece.bucket
+def _nonfinite(owned: DenseBucket, pushed: Array, count: int) -> NonFiniteGradient:
+    bucket = owned.bucket
     first = bucket.start + int(np.argmin(np.isfinite(pushed)))
-    name = piece.group.layout.param_at(first)
+    name = owned.group.layout.param_at(first)
     return NonFiniteGradient(
         f"{count} of {bucket.num_elements} values pushed to bucket {bucket.id} of group "
         f"{bucket.group!r} are NaN or infinite, the first in {name!r}; the bucket is unchanged",

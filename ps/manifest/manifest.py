@@ -50,11 +50,11 @@ from rpc.field_texts import with_field_texts
 __all__ = [  # with the rules, so that a manifest needs one import
     "MAX_BUCKETS",
     "MAX_BUCKET_BYTES",
+    "MAX_DIMENSIONS",
     "MAX_GROUP_BYTES",
     "MAX_LAG",
     "MAX_NAME_LENGTH",
     "MAX_PARAMS",
-    "MAX_RANK",
     "MAX_SCALAR",
     "MIN_BUCKET_BYTES",
     "SGD",
@@ -91,7 +91,7 @@ WorkerRank = NewType("WorkerRank", int)
 Consistency = Literal["async", "sync", "ssp", "hybrid"]
 
 MAX_PARAMS = 100_000
-MAX_RANK = 32
+MAX_DIMENSIONS = 32
 MAX_GROUP_BYTES = 1 << 44
 MIN_BUCKET_BYTES = 64
 MAX_BUCKET_BYTES = 1 << 26
@@ -115,8 +115,10 @@ class ParamSpec(msgspec.Struct, frozen=True):
             raise PSSettingsError(
                 f"a parameter's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
             )
-        if len(self.shape) > MAX_RANK:
-            raise PSSettingsError(f"{self.name!r}: rank {len(self.shape)} is above {MAX_RANK}")
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise PSSettingsError(
+                f"{self.name!r} has {len(self.shape)} dimensions, at most {MAX_DIMENSIONS}"
+            )
         if min(self.shape, default=0) < 0:
             raise PSSettingsError(f"{self.name!r}: shape {self.shape} has a negative dimension")
 

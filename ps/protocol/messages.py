@@ -10,6 +10,7 @@ Does not: transport (rpc), decisions (ps.consistency.modes, ps.exactly_once), ex
     Compile        manifest                         Compiled
     Seed           manifest, then values            Description
     Pull                                            Ack            values
+    PullFrozen                                      Ack            values of the frozen groups
     Push           gradient, none if `null`         Ack            fresh values if `pull`
       with tables  counts, ids; gradient; rows'     Ack            fresh values if `pull`; rows
     Settle         squares of all servers, or none  Ack            fresh values if `pull`

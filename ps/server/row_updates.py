@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.gate import LookupTurn
+from ps.consistency.row_gate import LookupTurn
 from ps.errors import IdError, NonFiniteUpdate, PushError, ShapeError
 from ps.exactly_once import RequestId, Ticket
 from ps.manifest.manifest import Hyper, WorkerRank

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ps import codec
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import ChainFiles, ShardFile
-from ps.checkpoint.restore import read_extra, restore_shard
+from ps.checkpoint.reader import ChainFiles
+from ps.checkpoint.restore import read_records, restore_shard
 from ps.checkpoint.snapshot import UnitKey
 from ps.checkpoint.staging import saver_of
 from ps.checkpoint.storage import OpenStorage
@@ -43,7 +42,6 @@ from ps.server.request import Attempt
 from ps.server.shard import ServingShard
 from ps.server.snapshot_trigger import SnapshotRequest
 from ps.tables.table import Table
-from rpc.errors import UNREADABLE
 
 _MAX_REMEMBERED = 4
 """Saves that a delta may add to: the last one, or one before it if that failed."""
@@ -344,7 +342,7 @@ def restore_into(
     restore_shard(chain, dense, reset_optimizer=reset_optimizer)
     is_same = restore_tables(chain, tables, reset_optimizer=reset_optimizer)
     files = chain.files(0, is_own=is_alone and chain.is_own)
-    extras = {file.rank: _decode(file) for file in files}
+    extras = {file.rank: read_records(file, ShardExtra) for file in files}
     clock = max((extra.clock for extra in extras.values()), default=0)
     saved_at_s = min((extra.saved_at_s for extra in extras.values()), default=0.0)
     own = extras.get(chain.rank, ShardExtra(0, (), saved_at_s=0.0, notes={}, resumed_step=-1))
@@ -355,10 +353,3 @@ def restore_into(
     resumed_step = max((extra.resumed_step for extra in extras.values()), default=-1)
     sessions = own.sessions if is_known else None
     return ShardExtra(clock, sessions, saved_at_s, notes, resumed_step)
-
-
-def _decode(file: ShardFile) -> ShardExtra:
-    try:
-        return codec.msgpack(read_extra(file), ShardExtra)
-    except UNREADABLE as error:
-        raise CheckpointError(f"the records of ps:{file.rank} cannot be read: {error}") from error

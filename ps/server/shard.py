@@ -122,7 +122,7 @@ class ServingShard:
         self._guard = CopyOnWrite(dense, tables, self._log, self.metadata)
         # In hybrid a permit bounds the age of rows, so they wait for nobody.
         stages_rows = dense.manifest.consistency == "sync"
-        self.tables = TableServing(self.gate, self._guard, counters, waits=stages_rows)
+        self.tables = TableServing(self.gate, policy, self._guard, counters, waits=stages_rows)
         self.reduction = Reduction(
             dense, self._guard, self._pool, counters, on_failed, self.tables.updates
         )

@@ -54,7 +54,7 @@ class SnapshotTrigger:
         self._gate = gate
         self._is_settled = is_settled
         self.wanted: SnapshotRequest | None = None
-        """What waits for its moment; `look` is called while there is one."""
+        """What waits for its moment; `check` is called while there is one."""
 
     def make(
         self, order: SnapshotRequest, wait_s: float, is_gone: Callable[[], bool]

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from ps.checkpoint.snapshot import CopyOnWrite
-from ps.consistency.gate import Gate, LookupTurn
+from ps.consistency.gate import Gate
+from ps.consistency.policy import Policy
+from ps.consistency.row_gate import LookupTurn, RowGate
 from ps.consistency.waiting import PendingPush
 from ps.errors import ManifestMismatch, PushError
 from ps.exactly_once import RequestId, Ticket, Verdict
@@ -47,19 +49,27 @@ class TableServing:
 
     Args:
         gate: the gate that they share with the dense buckets.
+        policy: the gate's.
         guard: has the tables, in the order of the manifest; asked before a segment changes.
         counters: where to count.
         waits: whether the gradients of rows in a push to the groups wait for its clock.
     """
 
     def __init__(
-        self, gate: Gate[Any], guard: CopyOnWrite, counters: Counters, *, waits: bool
+        self,
+        gate: Gate[Any],
+        policy: Policy,
+        guard: CopyOnWrite,
+        counters: Counters,
+        *,
+        waits: bool,
     ) -> None:
         self.tables = guard.tables
         self.updates = RowUpdates(guard)
         self.waits = waits
         self._intake = TableIntake(guard.tables, first_unit=len(guard.dense.buckets))
         self._gate = gate
+        self._rows = RowGate(gate, policy)
         self._counters = counters
 
     def stats(self) -> tuple[TableStats, ...]:
@@ -103,7 +113,7 @@ class TableServing:
         batch = _batch_of(sender, tables.batch)
         if tables.pushed:
             self._check_pushed(tables.pushed, request.hyper or Hyper(0.0))
-            self._gate.rows.check_batch(batch)
+            self._rows.check_batch(batch)
         parts, wanted = self._intake.read(
             call, tables.pushed, tables.wanted, others_nbytes=dense_nbytes
         )
@@ -124,7 +134,7 @@ class TableServing:
             is_refused: whether nobody is answered with further rows.
         """
         following = None if rows.lookup is None or is_refused else rows.lookup.batch
-        self._gate.rows.end_batch(rows.batch, following)
+        self._rows.end_batch(rows.batch, following)
 
     def reply(
         self,
@@ -154,7 +164,7 @@ class TableServing:
             push.ticket.refuse(overflow)
             raise overflow
         if rows.lookup is not None:
-            self._gate.rows.look_up_next(push.ticket, rows.lookup)
+            self._rows.look_up_next(push.ticket, rows.lookup)
         self._reply_rows(call, messages.encode(ack), first, rows.wanted)
 
     def reply_refused(
@@ -209,7 +219,7 @@ class TableServing:
         training = True
         if isinstance(request, messages.LookupBatch):
             batch = request_id(call.peer, request.number)
-            self._gate.rows.look_up(_turn(call, batch, request.still_open, request.wait_s))
+            self._rows.look_up(_turn(call, batch, request.still_open, request.wait_s))
         else:
             training = request.training
         meta = messages.encode(Ack(self._gate.clock))
@@ -228,7 +238,7 @@ class TableServing:
             call.discard_rest()
         else:
             if request.tables:  # else a batch is given up, which nothing forbids
-                self._gate.rows.admit(ticket, rows.batch)
+                self._rows.admit(ticket, rows.batch)
             ticket.expect(len(rows.units))
             apply_s = 0.0
             try:
@@ -239,7 +249,7 @@ class TableServing:
                 self._refuse(call, ticket, rows, error)
             finally:
                 self._counters.applied(apply_s, call.payload_bytes)
-            if self._gate.rows.applied(ticket, rows.batch, is_update=is_update(request)):
+            if self._rows.applied(ticket, rows.batch, is_update=is_update(request)):
                 self._counters.count(sender.worker, table_pushes=1)
         call.reply(messages.encode(Ack(self._gate.clock, applied=True)))
 
@@ -280,7 +290,7 @@ class TableServing:
             {**error.details, "worker": str(sender.worker), "changed_segments": str(changed)},
         )
         self._counters.count(sender.worker, refused=1)
-        self._gate.rows.refused(ticket, rows.batch, refused)
+        self._rows.refused(ticket, rows.batch, refused)
         call.discard_rest()
         raise refused from error
 

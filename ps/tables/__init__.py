@@ -16,7 +16,7 @@ Arrays, by the names that all modules here use; T is the table's dtype (float32 
     grads           [n, dim]            T        gradients, one row per id
     versions        [num_rows]          int64    push that changed the row last
     slots           [power of 2]        uint64   hash index: 32 bits of hash, 32 bits of row + 1
-    sketch, counts  [4, power of 2]     uint16          admission: how often ids were pushed
+    sketch, counts  [4, power of 2]     uint16   admission: how often ids were pushed
     victims         [n]                 int64    row numbers to evict, ascending, each once
 
 All are C-contiguous. `n` differs from call to call; `capacity` >= `num_rows`.

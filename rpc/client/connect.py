@@ -30,7 +30,7 @@ def dial(
     identity: Identity,
     credentials: Credentials,
     limits: Limits,
-    deadline: float,
+    deadline_s: float,
 ) -> tuple[Stream, Session]:
     """Return an authenticated stream, and the session of its handshake.
 
@@ -39,7 +39,7 @@ def dial(
         identity: this process.
         credentials: the cluster's secret.
         limits: what this side accepts.
-        deadline: in seconds of time.monotonic, for connecting and the handshake together.
+        deadline_s: in seconds of time.monotonic, for connecting and the handshake together.
 
     Raises:
         AuthError: the peer does not know the secret, closed after the client's proof, or is
@@ -51,17 +51,17 @@ def dial(
     # A server that dies just after the proof looks like one that refuses it. So try a second time:
     # a dead server does not listen any more, and the caller can tell a restart from a wrong token.
     for _ in range(2):
-        stream = _reach(endpoint, credentials, deadline, limits)
+        stream = _reach(endpoint, credentials, deadline_s, limits)
         try:
             options = options_for(stream.transport, limits)
             handshake = ClientHandshake(
                 identity, credentials, options=options, is_remote=not endpoint.is_near
             )
-            session = _authenticate(stream, handshake, deadline)
+            session = _authenticate(stream, handshake, deadline_s)
             if session is not None:
                 if isinstance(stream, TlsStream):
                     stream.check_peer(session.peer)
-                stream = upgraded(stream, session, limits, deadline)
+                stream = upgraded(stream, session, limits, deadline_s)
         except BaseException:
             stream.close()
             raise
@@ -78,7 +78,9 @@ def dial(
     raise AuthError(f"{endpoint}: {mismatch_text(credentials)}{over_tls}")
 
 
-def _reach(endpoint: Endpoint, credentials: Credentials, deadline: float, limits: Limits) -> Stream:
+def _reach(
+    endpoint: Endpoint, credentials: Credentials, deadline_s: float, limits: Limits
+) -> Stream:
     if endpoint.inproc:
         return dial_inproc(endpoint.inproc)
     if endpoint.unix_path and endpoint.boot_id == boot_id():
@@ -88,18 +90,18 @@ def _reach(endpoint: Endpoint, credentials: Credentials, deadline: float, limits
             # The same kernel, but another mount namespace, or the socket's directory is gone.
             if not endpoint.port:
                 raise
-    stream = dial_tcp(endpoint.host, endpoint.port, deadline=deadline, limits=limits)
+    stream = dial_tcp(endpoint.host, endpoint.port, deadline_s=deadline_s, limits=limits)
     if credentials.tls is None:
         return stream
-    return _secured(stream, credentials.tls, credentials.cluster_id, deadline)
+    return _secured(stream, credentials.tls, credentials.cluster_id, deadline_s)
 
 
-def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline: float) -> TlsStream:
+def _secured(stream: Stream, keys: TlsCredentials, cluster_id: str, deadline_s: float) -> TlsStream:
     """Start TLS on a new stream, before any byte of the protocol."""
     try:
         tls = TlsStream(stream, keys, cluster_id, server_side=False)
         while not tls.shake_hands():
-            _wait(tls, deadline, read=True)
+            _wait(tls, deadline_s, read=True)
     except AuthError as error:
         stream.close()
         raise AuthError(f"{stream.peer_address}: {error}") from error
@@ -128,11 +130,11 @@ def transport_text(transport: str, endpoint: Endpoint) -> str:
     return f"{name}: its Unix socket cannot be reached from here"
 
 
-def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -> Session | None:
+def _authenticate(stream: Stream, handshake: ClientHandshake, deadline_s: float) -> Session | None:
     """Run the handshake; None if the peer closed after our proof."""
     while handshake.session is None:
         try:
-            answer = handshake.feed(_receive_exactly(stream, handshake.wanted, deadline))
+            answer = handshake.feed(_receive_exactly(stream, handshake.wanted, deadline_s))
         except (PeerGone, DeadlineExceeded) as error:
             if not handshake.proof_sent:
                 raise type(error)(
@@ -143,33 +145,33 @@ def _authenticate(stream: Stream, handshake: ClientHandshake, deadline: float) -
                 return None
             raise
         if answer:
-            _send_all(stream, answer, deadline)
+            _send_all(stream, answer, deadline_s)
     return handshake.session
 
 
-def _receive_exactly(stream: Stream, num_bytes: int, deadline: float) -> bytes:
+def _receive_exactly(stream: Stream, num_bytes: int, deadline_s: float) -> bytes:
     data = bytearray(num_bytes)
     view, at = memoryview(data), 0
     while at < num_bytes:
         count = stream.recv_into(view[at:])
         if count is None:
-            _wait(stream, deadline, read=True)
+            _wait(stream, deadline_s, read=True)
         else:
             at += count
     return bytes(data)
 
 
-def _send_all(stream: Stream, data: bytes, deadline: float) -> None:
+def _send_all(stream: Stream, data: bytes, deadline_s: float) -> None:
     view = memoryview(data)
     while view:
         count = stream.sendmsg([view])
         if count is None:
-            _wait(stream, deadline, read=False)
+            _wait(stream, deadline_s, read=False)
         else:
             view = view[count:]
 
 
-def _wait(stream: Stream, deadline: float, *, read: bool) -> None:
-    left_s = deadline - time.monotonic()
+def _wait(stream: Stream, deadline_s: float, *, read: bool) -> None:
+    left_s = deadline_s - time.monotonic()
     if left_s <= 0 or not stream.wait(read=read, write=not read, timeout_s=left_s):
         raise DeadlineExceeded(f"{stream.peer_address} did not finish the handshake in time")

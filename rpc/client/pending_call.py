@@ -269,11 +269,11 @@ def drive_one(call: PendingCall, timeout_s: float, *, until_sent: bool = False) 
     if not connection.hold():
         raise BusyError("another thread is waiting on this call")
     try:
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             # First move, then look at the clock: a timeout of 0 still takes what has arrived.
             waits = call.advance()
-            left_s = deadline - time.monotonic()
+            left_s = deadline_s - time.monotonic()
             if call.settled or (until_sent and not call.sending) or left_s <= 0:
                 return
             # Not at the end of a turn (`advance` was False): there is more to move at once.
@@ -325,14 +325,14 @@ def _drive_any(calls: Sequence[PendingCall], timeout_s: float) -> None:
                 call.connection.release_if_closed()
 
 
-def _move_until_any(calls: Sequence[PendingCall], deadline: float) -> None:
+def _move_until_any(calls: Sequence[PendingCall], deadline_s: float) -> None:
     while True:
         must_wait, is_any_settled = True, False
         # All calls get a turn before any wait: one large reply must not starve the others.
         for call in calls:
             must_wait &= call.advance()
             is_any_settled |= call.settled
-        left_s = deadline - time.monotonic()
+        left_s = deadline_s - time.monotonic()
         if left_s <= 0 or is_any_settled:
             return
         if must_wait:

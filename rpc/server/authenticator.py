@@ -35,7 +35,7 @@ _ACCEPTS_PER_TURN = 64
 class _Unauthenticated:
     stream: Stream
     handshake: ServerHandshake
-    deadline: float
+    deadline_s: float
     peer: str
     descriptor: int
     received: bytearray = field(default_factory=bytearray)
@@ -123,7 +123,7 @@ class Authenticator:
                 self._accept(key.data)
         now = time.monotonic()
         for pending in list(self._unauthenticated.values()):
-            if pending.deadline > now:
+            if pending.deadline_s > now:
                 break
             self._refuse(pending, f"no proof within {self._limits.handshake_timeout_s:g} s")
         if self._accept_again_at and self._accept_again_at <= now:
@@ -131,7 +131,7 @@ class Authenticator:
             self._listen()
 
     def _wait_s(self) -> float | None:
-        moments = [pending.deadline for pending in self._unauthenticated.values()][:1]
+        moments = [pending.deadline_s for pending in self._unauthenticated.values()][:1]
         if self._accept_again_at:
             moments.append(self._accept_again_at)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
@@ -173,8 +173,8 @@ class Authenticator:
             self._evict_oldest(None)
         handshake = self._new_handshake(stream)
         [(descriptor, _)] = stream.interest(read=True, write=False)
-        deadline = time.monotonic() + self._limits.handshake_timeout_s
-        pending = _Unauthenticated(stream, handshake, deadline, peer, descriptor)
+        deadline_s = time.monotonic() + self._limits.handshake_timeout_s
+        pending = _Unauthenticated(stream, handshake, deadline_s, peer, descriptor)
         self._unauthenticated[descriptor] = pending
         self._per_peer[peer] += 1
         self._selector.register(descriptor, selectors.EVENT_READ, pending)

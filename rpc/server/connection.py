@@ -97,7 +97,7 @@ class ServedConnection:
             self._quota.release(self._shared_bytes)
 
     def _upgrade(self) -> None:
-        deadline = time.monotonic() + self._limits.handshake_timeout_s
+        deadline_s = time.monotonic() + self._limits.handshake_timeout_s
         limits = self._limits
         if self._session.options & HandshakeOptions.SHARE:
             both_bytes = 2 * limits.shared_ring_bytes
@@ -105,7 +105,7 @@ class ServedConnection:
                 self._shared_bytes = both_bytes
             else:
                 limits = dataclasses.replace(limits, shared_ring_bytes=0)
-        stream = upgraded(self._stream, self._session, limits, deadline, first=True)
+        stream = upgraded(self._stream, self._session, limits, deadline_s, first=True)
         if stream is not self._stream:
             self._channel = FrameChannel(stream, self._session, self._limits)
             self._stream = stream

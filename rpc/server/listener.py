@@ -206,12 +206,12 @@ class Listener:
         Call it before `close`, after all waiting handlers were released: `close` would interrupt
         their answers.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
                 if not any(connection.in_call for connection in self._served):
                     return True
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline_s:
                 return False
             time.sleep(_POLL_S)
 
@@ -221,20 +221,20 @@ class Listener:
         A handler that waits should check `Call.peer_gone`. A handler that still runs after
         `timeout_s` is logged and left to its daemon thread.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
             served = dict(self._served)
         for connection in served:
             connection.shutdown()
         if self._authenticator is not None:
-            self._authenticator.close(max(0.0, deadline - time.monotonic()))
+            self._authenticator.close(max(0.0, deadline_s - time.monotonic()))
         for acceptor in self._acceptors:
             acceptor.close()
         for connection, thread in served.items():
             if thread is threading.current_thread():
                 continue
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
                 _log.warning(
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s

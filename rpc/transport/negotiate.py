@@ -28,7 +28,7 @@ def options_for(transport: str, limits: Limits) -> HandshakeOptions:
 
 
 def upgraded(
-    stream: Stream, session: Session, limits: Limits, deadline: float, *, first: bool = False
+    stream: Stream, session: Session, limits: Limits, deadline_s: float, *, first: bool = False
 ) -> Stream:
     """Return the stream to use after the handshake.
 
@@ -39,7 +39,7 @@ def upgraded(
         stream: the stream of the handshake.
         session: the handshake's result.
         limits: limits of this side.
-        deadline: in seconds of time.monotonic.
+        deadline_s: in seconds of time.monotonic.
         first: whether this is the server's side.
 
     Raises:
@@ -49,4 +49,4 @@ def upgraded(
         return SealedStream(stream, session)
     if not session.options & HandshakeOptions.SHARE or not isinstance(stream, SocketStream):
         return stream
-    return share(stream, limits, first=first, deadline=deadline) or stream
+    return share(stream, limits, first=first, deadline_s=deadline_s) or stream

@@ -307,7 +307,7 @@ class SharedStream:
 
 
 def share(
-    doorbell: SocketStream, limits: Limits, *, first: bool, deadline: float
+    doorbell: SocketStream, limits: Limits, *, first: bool, deadline_s: float
 ) -> SharedStream | None:
     """Exchange segments with the peer; None if one side has no shared memory.
 
@@ -323,7 +323,7 @@ def share(
         doorbell: the authenticated Unix socket.
         limits: has the ring's size in bytes.
         first: whether this is the server's side, which sends first.
-        deadline: in seconds of time.monotonic.
+        deadline_s: in seconds of time.monotonic.
 
     Raises:
         TransportError: the peer is gone, or did not answer before the deadline.
@@ -337,7 +337,7 @@ def share(
             return segment
 
         ours = kept(_make_offer(doorbell, limits.shared_ring_bytes)) if first else None
-        theirs = kept(_take_offer(doorbell, deadline))
+        theirs = kept(_take_offer(doorbell, deadline_s))
         if not first:
             ours = kept(
                 _make_offer(doorbell, limits.shared_ring_bytes if theirs is not None else 0)
@@ -346,7 +346,7 @@ def share(
         if first:
             doorbell.send_with(bytes([agreed]), None)
         else:
-            agreed &= _receive_decision(doorbell, deadline)
+            agreed &= _receive_decision(doorbell, deadline_s)
         if not agreed or ours is None or theirs is None:
             return None
         owned.pop_all()
@@ -373,8 +373,8 @@ def _make_offer(doorbell: SocketStream, ring_bytes: int) -> SharedMemory | None:
     return segment
 
 
-def _take_offer(doorbell: SocketStream, deadline: float) -> SharedMemory | None:
-    data, descriptor = _receive(doorbell, _OFFER.size, deadline)
+def _take_offer(doorbell: SocketStream, deadline_s: float) -> SharedMemory | None:
+    data, descriptor = _receive(doorbell, _OFFER.size, deadline_s)
     try:
         magic, reserved, ring_bytes = _OFFER.unpack(data)
         if magic != _MAGIC or reserved or (descriptor is not None and not ring_bytes):
@@ -392,15 +392,15 @@ def _take_offer(doorbell: SocketStream, deadline: float) -> SharedMemory | None:
             os.close(descriptor)
 
 
-def _receive_decision(doorbell: SocketStream, deadline: float) -> bool:
+def _receive_decision(doorbell: SocketStream, deadline_s: float) -> bool:
     """Receive the server's decision: whether both sides use the rings."""
-    answer, descriptor = _receive(doorbell, _ANSWER_BYTES, deadline)
+    answer, descriptor = _receive(doorbell, _ANSWER_BYTES, deadline_s)
     if descriptor is not None:
         os.close(descriptor)
     return answer == b"\x01"
 
 
-def _receive(doorbell: SocketStream, num_bytes: int, deadline: float) -> tuple[bytes, int | None]:
+def _receive(doorbell: SocketStream, num_bytes: int, deadline_s: float) -> tuple[bytes, int | None]:
     """Receive a short message that was sent in one piece."""
     while True:
         got = doorbell.receive_with(num_bytes)
@@ -410,7 +410,7 @@ def _receive(doorbell: SocketStream, num_bytes: int, deadline: float) -> tuple[b
             if got[1] is not None:
                 os.close(got[1])
             raise ProtocolError(f"{doorbell.peer_address} sent {len(got[0])} of {num_bytes} bytes")
-        left_s = deadline - time.monotonic()
+        left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not doorbell.wait(read=True, write=False, timeout_s=left_s):
             raise DeadlineExceeded(
                 f"{doorbell.peer_address} did not agree on shared memory in time"

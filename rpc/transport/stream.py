@@ -285,7 +285,7 @@ def configure(sock: socket.socket, limits: Limits) -> None:
 
 
 def dial_tcp(
-    host: str, port: int, *, deadline: float, limits: Limits = DEFAULT_LIMITS
+    host: str, port: int, *, deadline_s: float, limits: Limits = DEFAULT_LIMITS
 ) -> SocketStream:
     """Connect to the first address of a host that answers.
 
@@ -295,7 +295,7 @@ def dial_tcp(
     Args:
         host: name or address.
         port: TCP port.
-        deadline: in seconds of time.monotonic.
+        deadline_s: in seconds of time.monotonic.
         limits: sizes of the socket's buffers.
 
     Raises:
@@ -315,8 +315,8 @@ def dial_tcp(
                     family, kind, _, _, address = found.pop(0)
                     sock = _connecting(_open(family, kind), address, limits)
                     begun[sock.fileno()] = sock, address_text(address)
-                next_s = time.monotonic() + NEXT_ADDRESS_S if found else deadline
-                ready = _first_ready(begun, min(deadline, next_s))
+                next_s = time.monotonic() + NEXT_ADDRESS_S if found else deadline_s
+                ready = _first_ready(begun, min(deadline_s, next_s))
                 if ready is not None:
                     return _connected(*begun.pop(ready), limits)
             except TransportError as error:

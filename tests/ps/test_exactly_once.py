@@ -346,7 +346,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_saved(record: CompletionL
 
 
 def test_a_record_of_another_cut_is_refused(record: CompletionLog):
-    with pytest.raises(ServerPhaseError, match="2 buckets"):
+    with pytest.raises(ServerPhaseError, match="2 units"):
         record.restore([SessionRecord(W0, 0, 1, (1, 1), 0, 0, 0)])
 
 

@@ -242,11 +242,11 @@ def shared_pair(
     deadline = time.monotonic() + WAIT_S
 
     def serve() -> None:
-        made[0] = share(left, limits, first=True, deadline=deadline)
+        made[0] = share(left, limits, first=True, deadline_s=deadline)
 
     server = threading.Thread(target=serve)
     server.start()
-    client = share(right, limits, first=False, deadline=deadline)
+    client = share(right, limits, first=False, deadline_s=deadline)
     server.join(WAIT_S)
     assert made[0] is not None
     assert client is not None

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.client.retry import whole
+from ps.client.retry import retry_scan
 from ps.manifest.table_spec import TableSpec
 from ps.sorted_rows.merge import changes
 from ps.sorted_rows.sorter import RowSorter
@@ -85,7 +85,7 @@ class ServerExport:
             return writer.commit(state=uuid.uuid4().hex, source="running servers")
 
     def _add(self, writer: ExportWriter, spec: TableSpec, base: ExportFiles | None) -> None:
-        with whole(lambda: self._sorted(spec)) as sorter:
+        with retry_scan(lambda: self._sorted(spec)) as sorter:
             found = sorter.batches()
             if base is not None:
                 found = changes(base.rows(base.manifest.table(spec.name)), found)

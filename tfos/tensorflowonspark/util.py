@@ -8,16 +8,14 @@ Runs in: any process.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from rpc.endpoint import advertised_host
 from tfos.errors import SettingsError
 from tfos.tensorflowonspark import gpu_info
 
 EXECUTOR_ID_FILE = "executor_id"
-_FAR = ("192.0.2.1", 9)
-"""Reserved for documentation (RFC 5737); nothing is sent there."""
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
@@ -40,12 +38,7 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
 
 def get_ip_address() -> str:
     """Return the address of this host that other hosts see; 127.0.0.1 without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_FAR)  # sends nothing: it only looks up the route
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    return advertised_host()
 
 
 def find_in_path(path: str, file: str) -> str | bool:

@@ -43,7 +43,7 @@ from tfos.node.spec import ChildSpec
 from tfos.topology import PS_ROLE
 from tfos.worker import spark_files
 from tfos.worker.context import NodeContext
-from tfos.worker.feeds import WorkerFeeds
+from tfos.worker.feeds import FeedOrder, WorkerFeeds
 from tfos.worker.import_ahead import (
     collector_paused,
     compiled_again,
@@ -260,21 +260,14 @@ class WorkerProcess:
         return 1
 
     def _carry_out(self, order: messages.Order) -> None:
+        if isinstance(order, FeedOrder):
+            self._feeds.carry_out(order)
+            return
         match order:  # servers act on the other orders
             case messages.Start():
                 self._begin(order)
             case messages.ServerMoved():
                 self._server_moved(order)
-            case (
-                messages.Flush()
-                | messages.FeedAgain()
-                | messages.ComeTo()
-                | messages.FinishFeed()
-                | messages.TrainBatch()
-                | messages.LeaveBatch()
-                | messages.SaveBatches()
-            ):
-                self._feeds.carry_out(order)
             case messages.SaveNow():
                 aside(self._saves.save_now, order)
             case messages.StopTraining():

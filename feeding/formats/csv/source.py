@@ -12,6 +12,7 @@ import csv as csv_format
 import dataclasses
 import functools
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -264,8 +265,11 @@ class CsvSource(LineSource):
     def _head(self, path: str) -> bytes:
         """Return a file's first lines."""
         with self.opened(path) as file:
-            block = next(self.blocks(file, ahead_until=0).blocks(), None)
-        return b"" if block is None else block.data.removeprefix(BOM)
+            # Of a small file all lines: a last one without an end is a block of its own.
+            most_blocks = 2 if file.size_bytes <= self._limits.block_bytes else 1
+            blocks = self.blocks(file, ahead_until=0).blocks()
+            data = b"".join(block.data for block in itertools.islice(blocks, most_blocks))
+        return data.removeprefix(BOM)
 
     def _check_names(self, names: list[str], path: str) -> None:
         there = set(names)

@@ -212,9 +212,20 @@ def test_input_mapping_takes_named_columns_by_name_and_others_by_position(rows):
     assert feed.next_batch(9) == {"x": [[0, 0], [1, 1], [2, 2]], "y": [0, 1, 2]}
 
 
-def test_input_mapping_of_flat_lists_is_by_position():
-    _, feed = make([[[1, 2, 3], [4, 5, 6]]], input_mapping={"b": "B", "a": "A", "c": "C"})
-    assert feed.next_batch(9) == {"A": [1, 4], "B": [2, 5], "C": [3, 6]}
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1, 2, 3, 4], [5, 6, 7, 8]],
+        [(1, 2, 3, 4), (5, 6, 7, 8)],
+        [[[1, 0], [2, 0], [3, 0], [4, 0]], [[5, 0], [6, 0], [7, 0], [8, 0]]],
+    ],
+    ids=["list", "tuple", "nested"],
+)
+def test_input_mapping_of_rows_of_numbers_is_by_position(rows, call):
+    _, feed = make([rows], input_mapping={"b": "B", "a": "A", "d": "D", "c": "C"})
+    found = {name: np.array(values).tolist() for name, values in getattr(feed, call)(9).items()}
+    assert found == {name: list(values) for name, *values in zip("ABCD", *rows, strict=True)}
 
 
 def test_input_mapping_of_nested_rows():

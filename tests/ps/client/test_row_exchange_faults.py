@@ -187,7 +187,7 @@ def test_a_save_holds_rows_groups_and_the_record_of_the_same_pushes(tmp_path: Pa
 
 def applied_by_unit(shard: Any) -> list[int]:
     """How many pushes the record has of each bucket, then of each segment."""
-    units = range(shard._log._num_buckets)
+    units = range(shard._log._num_units)
     cut = shard._log.snapshot()
     for unit in units:
         cut.note(unit)

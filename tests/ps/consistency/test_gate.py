@@ -12,9 +12,10 @@ import pytest
 from ps.consistency import waits
 from ps.consistency.asp import ASP
 from ps.consistency.bsp import BSP
-from ps.consistency.gate import Event, Gate, LookupTurn
+from ps.consistency.gate import Event, Gate
 from ps.consistency.hybrid import Hybrid
 from ps.consistency.policy import OnLost, Policy, PushDecision
+from ps.consistency.row_gate import LookupTurn, RowGate
 from ps.consistency.ssp import SSP
 from ps.consistency.waiting import PendingPush
 from ps.errors import (
@@ -45,7 +46,9 @@ class Bench:
         self.trouble: Exception | None = None
         self.barrier = BSP(2, on_lost=on_lost)
         self.record = CompletionLog(1)
-        self.gate: Gate[float] = Gate(policy or self.barrier, self.record, self)
+        policy = policy or self.barrier
+        self.gate: Gate[float] = Gate(policy, self.record, self)
+        self.rows = RowGate(self.gate, policy)
         self.num_moves = 0
 
     def reduce(self, staged, clock: int) -> None:
@@ -360,8 +363,8 @@ def test_a_late_copy_that_is_refused_hides_no_later_refusal():
     bench = Bench()
     early, later = (bench.gate.begin(RequestId(WorkerRank(0), 0, 1, n)) for n in (1, 2))
     with contextlib.suppress(NonFiniteGradient):
-        bench.gate.rows.refused(later, None, NonFiniteGradient("the later one"))
-        bench.gate.rows.refused(early, None, NonFiniteGradient("a late copy"))
+        bench.rows.refused(later, None, NonFiniteGradient("the later one"))
+        bench.rows.refused(early, None, NonFiniteGradient("a late copy"))
     with pytest.raises(NonFiniteGradient, match="the later one"):
         bench.gate.begin(later.id)
 
@@ -417,7 +420,7 @@ def test_rows_that_were_applied_are_no_news_to_a_closed_gate():
     bench = Bench(policy=ASP())
     ticket = bench.gate.begin(RequestId(WorkerRank(0), 0, 1, 1))
     bench.gate.close(ServerPhaseError("DRAINING; nothing was changed"))
-    assert bench.gate.rows.applied(ticket, None)
+    assert bench.rows.applied(ticket, None)
     assert (ticket.session.completed, ticket.session.updates) == (1, 1)
 
 
@@ -514,7 +517,7 @@ def test_a_permit_wakes_none_that_still_waits(monkeypatch: pytest.MonkeyPatch):
     push.ended = bell = RungBell()
     bench.gate.arrive(push)
     name = RequestId(WorkerRank(1), 0, 2, 1)
-    bench.gate.rows.look_up(LookupTurn(name, (), time.monotonic() + 5.0, lambda: False))
+    bench.rows.look_up(LookupTurn(name, (), time.monotonic() + 5.0, lambda: False))
     assert (push.is_done, bell.num_rings) == (False, 0)
 
 
@@ -532,7 +535,7 @@ def test_a_loss_ends_the_waits_of_the_lost_and_of_those_that_waited_for_it(
         name = RequestId(WorkerRank(worker), 0, 2, sequence)
         open_now = range(1, sequence + 1)
         try:
-            gate.rows.look_up(LookupTurn(name, open_now, time.monotonic() + 60.0, NEVER_GONE))
+            bench.rows.look_up(LookupTurn(name, open_now, time.monotonic() + 60.0, NEVER_GONE))
         except StaleGeneration as error:
             ended.append(error)
 

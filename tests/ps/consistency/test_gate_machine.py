@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from ps.consistency.bsp import BSP
 from ps.consistency.gate import Gate
-from ps.consistency.hybrid import Permits
+from ps.consistency.hybrid import Hybrid, Permits
 from ps.consistency.ssp import SSP
 from ps.consistency.waiting import WaitingPushes
 from ps.exactly_once import CompletionLog, RequestId, Ticket
@@ -74,8 +74,8 @@ class Worker:
 def permits_of(gate: Gate, rank: int) -> frozenset[RequestId]:
     """Return a worker's batches that are under way; none where lookups need no permit."""
     with gate.changed:
-        hybrid = gate.rows._hybrid
-        return hybrid.permits.held(WorkerRank(rank)) if hybrid else frozenset()
+        policy = gate._policy
+        return policy.permits.held(WorkerRank(rank)) if isinstance(policy, Hybrid) else frozenset()
 
 
 class GateMachine(RuleBasedStateMachine):

@@ -297,7 +297,7 @@ def test_a_copy_waits_for_its_bucket_alone():
         copied.set()
 
     thread = threading.Thread(target=copy, daemon=True)
-    with shard._slices[0].lock:
+    with shard._by_id[0].lock:
         thread.start()
         shard.apply(1, np.ones(64, np.float32), Hyper(0.1))  # another bucket is free
         assert not copied.wait(0.02)

@@ -75,7 +75,7 @@ def test_any_difference_changes_the_hash(other):
         (lambda: Adagrad(initial_accumulator_value=-0.1), "initial_accumulator_value"),
         (lambda: Adam(clipnorm=math.nan), "clipnorm"),
         (lambda: ParamSpec("w", (2, -1)), "negative dimension"),
-        (lambda: ParamSpec("w", (1,) * 33), "rank 33 is above 32"),
+        (lambda: ParamSpec("w", (1,) * 33), "has 33 dimensions, at most 32"),
         (lambda: ParamSpec("", ()), "characters"),
         (lambda: group(shapes=((1 << 30, 1 << 30),)), "above the limit"),
         (lambda: GroupSpec("g", "float32", SGD(), (ParamSpec("w", ()),) * 2), "'w' occurs twice"),

@@ -62,7 +62,7 @@ def dialled(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in ports]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    stream = dial_tcp("both-families", 1, deadline=time.monotonic() + deadline_s)
+    stream = dial_tcp("both-families", 1, deadline_s=time.monotonic() + deadline_s)
     stream.close()
     return int(stream.peer_address.rpartition(":")[2])
 

@@ -343,7 +343,7 @@ def test_a_hostile_offer_is_refused(offer):
     message, descriptor = offered(**offer)
     theirs.send_with(message, descriptor)
     with pytest.raises(ProtocolError):
-        share(ours, LIMITS, first=True, deadline=time.monotonic() + WAIT_S)
+        share(ours, LIMITS, first=True, deadline_s=time.monotonic() + WAIT_S)
     if descriptor is not None:
         os.close(descriptor)
     assert num_descriptors() == before
@@ -361,7 +361,7 @@ def test_descriptors_that_nobody_asked_for_are_closed():
     theirs._sock.sendmsg(
         [b"\1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
     )
-    stream = share(ours, LIMITS, first=False, deadline=time.monotonic() + WAIT_S)
+    stream = share(ours, LIMITS, first=False, deadline_s=time.monotonic() + WAIT_S)
     assert stream is not None
     theirs.send_with(b"!", descriptor)
     assert stream.recv_into(memoryview(bytearray(9))) is None
@@ -377,7 +377,7 @@ def test_a_peer_that_passes_none_leaves_both_with_the_socket(first):
     theirs.send_with(OFFER.pack(b"TFR2", 0, 0), None)
     if not first:
         theirs.send_with(b"\0", None)
-    assert share(ours, LIMITS, first=first, deadline=time.monotonic() + WAIT_S) is None
+    assert share(ours, LIMITS, first=first, deadline_s=time.monotonic() + WAIT_S) is None
     ours.close()
     theirs.close()
 
@@ -385,10 +385,10 @@ def test_a_peer_that_passes_none_leaves_both_with_the_socket(first):
 def test_a_silent_peer_is_left_at_the_deadline():
     ours, theirs = ends()
     with pytest.raises(DeadlineExceeded):
-        share(ours, LIMITS, first=True, deadline=time.monotonic() + 0.05)
+        share(ours, LIMITS, first=True, deadline_s=time.monotonic() + 0.05)
     theirs.close()
     with pytest.raises(PeerGone):
-        share(ours, LIMITS, first=False, deadline=time.monotonic() + WAIT_S)
+        share(ours, LIMITS, first=False, deadline_s=time.monotonic() + WAIT_S)
     ours.close()
 
 

@@ -161,7 +161,7 @@ def test_points_cost_little_time_and_space_whatever_their_number(
     monkeypatch.setattr(tensorboard_scalars, "time", clocks)
     recorder: Any = SimpleNamespace(write=write, is_broken=False, close=lambda: None)
     ending: Any = SimpleNamespace(wait=wait)
-    _record(recorder, ending, 5.0)
+    _record(recorder, ending)
     assert min(pauses) == 5.0
     assert max(pauses) == pytest.approx(longest_s, rel=0.01)
     assert len(pauses) == pytest.approx(points, rel=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by it
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -333,6 +334,15 @@ def test_integers_that_share_one_double_do_not_fit_a_float_input(given, text, dt
     assert found.place == 1
     assert f"value {text} does not fit input 'x', {dtype}" in found.text
     assert "keras.Input" in found.text
+
+
+def test_a_number_just_above_those_of_bfloat16_does_not_become_infinite():
+    found = fitted(np.array([1.0, np.inf, 3.4e38], np.float32), "x", TensorInfo("bfloat16", ()))
+    assert isinstance(found, Misfit)
+    assert found.place == 2
+    values = fitted(np.array([1.0, np.inf, 3.3e38], np.float32), "x", TensorInfo("bfloat16", ()))
+    assert isinstance(values, np.ndarray)
+    assert values.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint64"])

@@ -101,7 +101,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         """Note that a callback has stopped the fit: a run that resumes does not go on in it."""
         ctx = self._ctx
         if ctx.is_chief and self._feed and self.model.stop_training and not ctx.stop_asked:
-            ctx.trained_feeds.stopped(self._feed, self._number)
+            ctx.trained_feeds.fit_stopped(self._feed, self._number)
 
     def close(self) -> None:
         """Note that `fit` has ended, in whatever way. Idempotent."""

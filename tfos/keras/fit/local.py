@@ -49,7 +49,7 @@ class _NoReports:
     def trained(self, feed: str, epoch: int, place: FitPlace, *, lacks_worker: bool) -> None:
         """Nobody asks."""
 
-    def stopped(self, feed: str, number: int) -> None:
+    def fit_stopped(self, feed: str, number: int) -> None:
         """Nobody asks."""
 
     def fit_reads(self, fit: Any) -> None:

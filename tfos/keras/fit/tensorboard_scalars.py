@@ -51,13 +51,11 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
 
     Args:
         ctx: context with a `cluster_log_dir`.
-        interval_s: least seconds between two points.
     """
 
-    def __init__(self, ctx: ShownContext, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, ctx: ShownContext) -> None:
         super().__init__()
         self._ctx = ctx
-        self._interval_s = interval_s
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -68,7 +66,7 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         trainer = self.model.__dict__.get("_tfos_trainer")
         # A model with tables that trains alone has a trainer, and a server within this process.
         if trainer is not None and not trainer.is_local:
-            arguments = (_Recorder(self._ctx, trainer), self._ending, self._interval_s)
+            arguments = (_Recorder(self._ctx, trainer), self._ending)
             self._thread = threading.Thread(
                 target=_record, args=arguments, name="tfos-scalars", daemon=True
             )
@@ -85,9 +83,9 @@ class ClusterScalars(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._ending.set()  # a fit that raised does not call on_train_end
 
 
-def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> None:
+def _record(recorder: _Recorder, ending: threading.Event) -> None:
     is_told = False
-    start_s, pause_s = time.monotonic(), interval_s
+    start_s, pause_s = time.monotonic(), INTERVAL_S
     try:
         is_last = False
         while not is_last and not recorder.is_broken:
@@ -101,7 +99,7 @@ def _record(recorder: _Recorder, ending: threading.Event, interval_s: float) -> 
                     logger.warning("no cluster scalars for TensorBoard: %s", reason)
                 is_told = True
             taken_s, age_s = time.thread_time() - begun_s, time.monotonic() - start_s
-            pause_s = max(interval_s, taken_s / MOST_CORE_SHARE, age_s * LEAST_PAUSE_SHARE)
+            pause_s = max(INTERVAL_S, taken_s / MOST_CORE_SHARE, age_s * LEAST_PAUSE_SHARE)
     finally:
         recorder.close()
 

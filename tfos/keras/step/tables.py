@@ -256,9 +256,9 @@ class ServerRows:
 
     def dump(self, table: str, limit_bytes: int) -> tuple[Array, Array]:
         """Return all rows of a table; see RowSource."""
-        from ps.client.retry import whole
+        from ps.client.retry import retry_scan
 
-        parts = whole(lambda: self._scanned(table, limit_bytes))
+        parts = retry_scan(lambda: self._scanned(table, limit_bytes))
         spec = self._specs[table]
         if not parts:
             return np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)

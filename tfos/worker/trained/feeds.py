@@ -275,7 +275,7 @@ class TrainedFeeds:
         self.release(before)
         self._answer(feed, order.number, **outcome._asdict())
 
-    def stopped(self, feed: str, number: int) -> None:
+    def fit_stopped(self, feed: str, number: int) -> None:
         """Note that a callback has stopped a fit before its last epoch.
 
         Args:

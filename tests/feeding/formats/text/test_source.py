@@ -322,6 +322,15 @@ def test_a_file_of_a_header_alone_says_nothing_of_types(tmp_path, quoted_newline
     assert read(tmp_path, quoted_newlines=quoted_newlines) == {"n": [], "s": []}
 
 
+@pytest.mark.parametrize("quoted_newlines", [False, True])
+def test_a_last_line_without_an_end_has_a_say_in_the_types(tmp_path, quoted_newlines):
+    (tmp_path / "a.csv").write_bytes(b"n,x,s\n\n7,0.5,b")
+    found = read(tmp_path, quoted_newlines=quoted_newlines)
+    assert found == {"n": [7], "x": [0.5], "s": ["b"]}
+    (tmp_path / "a.csv").write_bytes(b"n\n1\n2.5")
+    assert read(tmp_path, quoted_newlines=quoted_newlines) == {"n": [1.0, 2.5]}
+
+
 def test_types_are_found_where_a_value_goes_on_behind_the_last_line_end(tmp_path):
     (tmp_path / "a").write_text('s,n\nx,1\n"y\n",2')
     assert read(tmp_path, quoted_newlines=True) == {"s": ["x", "y\n"], "n": [1, 2]}

@@ -732,10 +732,10 @@ def test_a_chief_that_is_lost_before_it_has_recorded_where_its_run_begins_trains
 def test_a_run_whose_fit_has_stopped_itself_goes_on_with_the_next_fit():
     run = Run({})
     run.train(0, FitPlace(0, 1))
-    run.batches.stopped("other", 0)
-    run.batches.stopped("input", 1)  # of another model's fit: the record is of fit 0
+    run.batches.fit_stopped("other", 0)
+    run.batches.fit_stopped("input", 1)  # of another model's fit: the record is of fit 0
     assert run.noted == {"input": FedEpochs(1, 0, FitPlace(0, 1), run.run)}
-    run.batches.stopped("input", 0)
+    run.batches.fit_stopped("input", 0)
     assert run.noted == {"input": FedEpochs(1, 0, FitPlace(1, -1), run.run)}
     assert Run(run.client.metadata).said[0].epochs == {"input": 1}
 
