@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ps.checkpoint.format import step_of
 from ps.checkpoint.score import Score
-from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
+from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, IS_FINAL, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from ps.protocol.permissions import ServerPhase
 from rpc.errors import RpcError
@@ -77,6 +77,8 @@ class PeriodicSaver:
         self._saved_step = -1
         self._saved_clock = 0
         self._last_error = ""
+        self._is_final = False
+        """Whether no further try of the last failed save can succeed."""
         self.num_begun = 0
         """Saves that have begun so far, failed ones too."""
         self.on_saved: Callable[[int, int], object] | None = None
@@ -264,7 +266,8 @@ class PeriodicSaver:
         for attempt in range(tries):
             with self._lock:
                 error = self._save(score, generations)
-            is_over = attempt == tries - 1 or time.monotonic() >= until_s
+                is_final = self._is_final
+            is_over = attempt == tries - 1 or time.monotonic() >= until_s or is_final
             if not error or is_over or pause(_RETRY_S * 2**attempt):
                 break
         return error
@@ -296,6 +299,7 @@ class PeriodicSaver:
             wait_s = period.every_s
         except Exception as error:  # noqa: BLE001 - see _EXPECTED
             failed = _text(error)
+            self._is_final = isinstance(error, PSError) and IS_FINAL in error.details
             self._tell(clock, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
             self._num_failed += 1

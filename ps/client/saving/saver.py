@@ -42,6 +42,8 @@ Answer = TypeVar("Answer")
 
 SETTLE_WAIT_S = 10.0
 """For workers between the two rounds of a clipped push: one round trip."""
+IS_FINAL = "final"
+"""Detail of the error of a save that fails however often it is tried."""
 CLOCK_WAIT_S = 2.0
 """For a clock that some server has not reached: workers have sent its pushes, or soon will."""
 
@@ -172,12 +174,12 @@ class Saver:
             known_steps = steps_on_disk(storage) if step is None else ()
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
+                _refuse_restarted(servers.generations, options.generations)
                 left_s = _left_s(deadline_s)
                 request = messages.Save(str(directory), save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)
-                _refuse_restarted(servers.generations, options.generations)
                 with place.lease.held():
                     passed_over = {each for answer in answers for each in answer.passed_over}
                     if step is None:
@@ -385,12 +387,16 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
 
 
 def _refuse_restarted(found: tuple[int, ...], wanted: tuple[int, ...] | None) -> None:
-    """Refuse a save of other starts of servers than those that had what was measured."""
+    """Refuse a save of other starts of servers than those that had what was measured.
+
+    Right after the snapshots: only the start that has taken one writes it.
+    """
     restarted = [f"ps:{i}" for i, each in enumerate(found) if wanted and each != wanted[i]]
     if restarted:
         raise CheckpointError(
             f"{', '.join(restarted)} was started again since the parameters were measured, and has "
-            "older ones. They are not saved with that score"
+            "older ones. They are not saved with that score",
+            {IS_FINAL: "yes"},
         )
 
 
