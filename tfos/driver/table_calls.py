@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from tfos.errors import (
     ManifestMismatch,
     NoServersError,
     RequestTimeout,
+    ServerGone,
     ServerPhaseError,
     SettingsError,
 )
@@ -211,26 +213,31 @@ class TableCalls:
         return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:
-        from ps.client.client import DEFAULT_RECONNECT_S, PSClient
+        """Return a client of the servers; wait for those that are started again.
+
+        A frozen one is lost, and has another place, only after a while: each try asks anew where
+        the servers are, and whether the cluster still runs.
+        """
+        from ps.client.client import PSClient
         from rpc.auth.handshake import Identity, Role
 
         reserved = self._reserved
-        endpoints = _endpoints(reserved.coordinator, call)
-        if not endpoints:
-            raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
-        workers = reserved.coordinator.read(lambda state: len(state.workers))
-        restarts = reserved.config.replaces_servers
-        client = stack.enter_context(
-            PSClient(
-                endpoints,
-                reserved.credentials,
-                Identity(Role.DRIVER, 0),
-                num_workers=workers,
-                reconnect_s=_SERVE_S if restarts else DEFAULT_RECONNECT_S,
+        until_s = time.monotonic() + (_SERVE_S if reserved.config.replaces_servers else 0.0)
+        while True:
+            endpoints = _endpoints(reserved.coordinator, call)
+            if not endpoints:
+                raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
+            workers = reserved.coordinator.read(lambda state: len(state.workers))
+            identity = Identity(Role.DRIVER, 0)
+            client = stack.enter_context(
+                PSClient(endpoints, reserved.credentials, identity, num_workers=workers)
             )
-        )
-        client.attach()
-        return client
+            try:
+                client.attach()
+                return client
+            except ServerGone:
+                if time.monotonic() >= until_s:
+                    raise
 
 
 def _check_columns(frame: DataFrame, spec: TableSpec) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper
 from ps.string_ids.ids import hashed
 from rpc.auth.handshake import Role
@@ -356,15 +357,54 @@ def test_a_call_waits_for_a_server_that_is_started_again(away):
         assert calls.lookup("user", [3, 49])[:, 0].tolist() == [3.0, 49.0]
 
 
-@pytest.mark.parametrize(("plan", "waits_s"), [(None, 10.0), (Checkpoints(directory="/c"), 60.0)])
-def test_a_call_waits_longer_where_servers_are_started_again(plan, waits_s):
-    """A frozen one is ended after 16 s, and the next one has to start."""
-    with cluster() as bed, ExitStack() as stack:
+@pytest.mark.parametrize(
+    ("plan", "is_lost", "expected"),
+    [
+        (None, False, ServerGone),
+        (Checkpoints(directory="/c"), False, None),
+        (Checkpoints(directory="/c"), True, None),
+    ],
+    ids=["nothing restarts", "here", "elsewhere"],
+)
+def test_a_server_that_answers_nothing_is_asked_again_where_it_is_started_again(
+    monkeypatch, plan, is_lost, expected
+):
+    """A frozen one is ended after 16 s, so the first try has its address, and fails after 10 s."""
+    with cluster() as bed:
         pushed(bed)
-        calls: Any = calls_to(bed)
+        calls: Any = calls_to(bed, happens=Coordinator.serve)
         calls._reserved.config = ClusterConfig(checkpoints=plan)
-        client = calls._client("lookup()", stack)
-        assert client._servers.times.reconnect_s == waits_s
+        state = calls._reserved.coordinator.state
+        attach, tried = PSClient.attach, []
+
+        def silent_at_first(client: PSClient) -> None:
+            tried.append(client)
+            if len(tried) == 1:
+                state.servers[0].endpoint = None if is_lost else bed.endpoints[0]
+                raise ServerGone("ps:0 could not be reached for 10 s")
+            attach(client)
+
+        monkeypatch.setattr(PSClient, "attach", silent_at_first)
+        with contextlib.nullcontext() if expected is None else pytest.raises(expected):
+            assert calls.lookup("user", [3])[:, 0].tolist() == [3.0]
+        assert len(tried) == (2 if expected is None else 1)
+
+
+def test_a_server_that_stays_silent_is_given_up_after_a_minute(monkeypatch):
+    now_s = iter([0.0, 59.0, 60.0])
+    with cluster() as bed:
+        calls: Any = calls_to(bed)
+        calls._reserved.config = ClusterConfig(checkpoints=Checkpoints(directory="/c"))
+
+        def attach(client: PSClient) -> None:
+            raise ServerGone("ps:0 could not be reached for 10 s")
+
+        monkeypatch.setattr(PSClient, "attach", attach)
+        clock = SimpleNamespace(monotonic=lambda: next(now_s))
+        monkeypatch.setattr("tfos.driver.table_calls.time", clock)
+        with pytest.raises(ServerGone), contextlib.ExitStack() as stack:
+            calls._client("lookup()", stack)
+    assert next(now_s, None) is None
 
 
 @pytest.mark.parametrize(("num_servers", "away"), [(1, 0), (2, 0), (2, 1)])
@@ -399,10 +439,14 @@ MAIN_FUN_RAISED = NodeFailure(
     ],
     ids=["lookup", "rows", "load_rows"],
 )
-def test_servers_that_end_with_a_failed_cluster_are_not_its_cause(ask, monkeypatch):
+@pytest.mark.parametrize(
+    "plan", [None, Checkpoints(directory="/c")], ids=["no restarts", "restarts"]
+)
+def test_servers_that_end_with_a_failed_cluster_are_not_its_cause(ask, monkeypatch, plan):
     """main_fun raised after train() had returned; the servers are stopped while they are asked."""
     with cluster() as bed:
-        calls = calls_to(bed)
+        calls: Any = calls_to(bed)
+        calls._reserved.config = ClusterConfig(checkpoints=plan)
         coordinator: Any = calls._reserved.coordinator
 
         def attach(client: Any) -> None:
