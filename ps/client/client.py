@@ -209,6 +209,11 @@ class PSClient:
             return self._servers.generations
 
     @property
+    def heard_generations(self) -> tuple[int, ...]:
+        """Which start of each server gave the last answer, by rank; sends no request."""
+        return self._servers.generations
+
+    @property
     def saved_generations(self) -> tuple[int, ...]:
         """Which start of each server the last `save` holds, by rank; sends no request."""
         return self._servers.separate("saves").generations

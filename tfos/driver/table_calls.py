@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from tfos.errors import (
     ManifestMismatch,
     NoServersError,
     RequestTimeout,
+    ServerGone,
     ServerPhaseError,
     SettingsError,
 )
 from tfos.phases import ClusterPhase, require
+from tfos.spark.facts import num_free_slots
 from tfos.spark.interruptible import InterruptibleCall
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
@@ -69,6 +72,7 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
                     restarting.
+            ServerGone: a server cannot be reached for as long as its restart may take.
         """
         import numpy as np
 
@@ -199,22 +203,41 @@ class TableCalls:
         endpoints = _endpoints(reserved.coordinator, call)
         credentials = reserved.feeder_credentials
         give_credentials(reserved.sc, credentials)
+        if not num_free_slots(reserved.sc):
+            _logger.warning(
+                "%s: its Spark tasks wait until a slot is free: running tasks hold all of them, "
+                "those of this cluster's nodes included. Have one more slot than nodes, or use "
+                "InputMode.SPARK, in which workers leave theirs",
+                call,
+            )
         return TaskServers(endpoints, TaskCredentials(credentials.cluster_id), workers)
 
     def _client(self, call: str, stack: ExitStack) -> PSClient:
+        """Return a client of the servers; wait for those that are started again.
+
+        A frozen one is lost, and has another place, only after a while: each try asks anew where
+        the servers are, and whether the cluster still runs.
+        """
         from ps.client.client import PSClient
         from rpc.auth.handshake import Identity, Role
 
         reserved = self._reserved
-        endpoints = _endpoints(reserved.coordinator, call)
-        if not endpoints:
-            raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
-        workers = reserved.coordinator.read(lambda state: len(state.workers))
-        client = stack.enter_context(
-            PSClient(endpoints, reserved.credentials, Identity(Role.DRIVER, 0), num_workers=workers)
-        )
-        client.attach()
-        return client
+        until_s = time.monotonic() + (_SERVE_S if reserved.config.replaces_servers else 0.0)
+        while True:
+            endpoints = _endpoints(reserved.coordinator, call)
+            if not endpoints:
+                raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
+            workers = reserved.coordinator.read(lambda state: len(state.workers))
+            identity = Identity(Role.DRIVER, 0)
+            client = stack.enter_context(
+                PSClient(endpoints, reserved.credentials, identity, num_workers=workers)
+            )
+            try:
+                client.attach()
+                return client
+            except ServerGone:
+                if time.monotonic() >= until_s:
+                    raise
 
 
 def _check_columns(frame: DataFrame, spec: TableSpec) -> None:

@@ -14,6 +14,7 @@ import logging
 import queue
 import socket
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,6 +25,7 @@ from ps.manifest.manifest import WorkerRank
 from ps.protocol.permissions import ServerPhase
 from ps.server.loss_report import LossReport
 from ps.server.server import PSServer, ServerSettings
+from ps.stats.server_stats import ServerStats
 from tfos.config import ClusterConfig
 from tfos.control import messages
 from tfos.files.checkpoint_storage import Storages
@@ -80,8 +82,8 @@ class ServerProcess:
                 self._link.send(messages.PhaseChanged("serving"))
             while not self._server.wait_stopped(PROGRESS_S):
                 self._freeze.poll(self._server.phase)
-                self._send_progress()
-        self._send_progress()
+                self._send_progress(self._losses.poll)
+        self._send_progress(lambda stats, _: self._losses.last(stats))
         self._link.send(messages.Done())
 
     def _listen(self) -> None:
@@ -132,15 +134,17 @@ class ServerProcess:
             like=RestoreOptions(job=bundle.settings.cluster_id),
             listening=self._tell_restore,
         )
-        _logger.warning("%s resumes from step %d of %s", self._server, step, plan.directory)
+        age_s = self._server.stats().lost_s
+        told = "%s resumes from step %d of %s, as it was %.0f s ago"
+        _logger.warning(told, self._server, step, plan.directory, age_s)
         if self._server.skipped_step >= 0:
             told = _older(self._server, step, plan.directory)
             self._link.send(messages.UpdatesLost(told))
 
-    def _send_progress(self) -> None:
+    def _send_progress(self, losses: Callable[[ServerStats, float], str]) -> None:
         stats = self._server.stats()
         self._link.send(Progress({}, stats=msgspec.msgpack.encode(stats)))
-        lost = self._losses.poll(stats, time.monotonic())
+        lost = losses(stats, time.monotonic())
         if lost:
             self._link.send(messages.UpdatesLost(lost))
 

@@ -45,8 +45,16 @@ class BestKeeper:
         if found is not None:
             self.saved = self._as_report(found.step)
 
-    def look(self, epoch: EpochTrained) -> BestSaved | None:
-        """Save the parameters if the epoch is the best so far; return what was saved."""
+    def look(
+        self, epoch: EpochTrained, generations: tuple[int, ...] | None = None
+    ) -> BestSaved | None:
+        """Save the parameters if the epoch is the best so far; return what was saved.
+
+        Args:
+            epoch: the epoch's metrics.
+            generations: generation of each server when they were measured; None: any. A server that
+                was started again since has not the parameters that were measured.
+        """
         value = epoch.metrics.get(self.metric)
         if value is None:
             self._warn(epoch)
@@ -55,7 +63,7 @@ class BestKeeper:
         score = Score(self.metric, value, self._is_highest)
         if not score.beats(self._best):
             return None
-        failed = self._saver.save_now(score)
+        failed = self._saver.save_now(score, generations)
         if failed:
             _logger.warning(
                 "epoch %d is the best so far (%s %.6g) but was not saved: %s",

@@ -105,13 +105,16 @@ class ChiefSaver:
         """Allow periodic saves again once no other holder is left."""
         self._saver.release(holder)
 
-    def save_now(self, score: Score | None = None) -> str:
+    def save_now(
+        self, score: Score | None = None, generations: tuple[int, ...] | None = None
+    ) -> str:
         """Save changes since the last save; return the reason of a failure, or an empty string.
 
         Args:
             score: score of the parameters; with one they are saved even if nothing has changed.
+            generations: generation of each server when the score was measured; None: any.
         """
-        return self._saver.save_now(score)
+        return self._saver.save_now(score, generations=generations)
 
     def save_once(self) -> str:
         """Save like `save_now`, with one try: the caller waits for at most one save."""

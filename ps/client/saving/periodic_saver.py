@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ps.checkpoint.format import step_of
 from ps.checkpoint.score import Score
-from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, SaveOptions
+from ps.client.saving.saver import DEFAULT_OPTIONS, DEFAULT_SAVE_TIMEOUT_S, IS_FINAL, SaveOptions
 from ps.errors import ManifestMismatch, PSError, PSSettingsError, ServerUnavailable
 from ps.protocol.permissions import ServerPhase
 from rpc.errors import RpcError
@@ -77,6 +77,8 @@ class PeriodicSaver:
         self._saved_step = -1
         self._saved_clock = 0
         self._last_error = ""
+        self._is_final = False
+        """Whether no further try of the last failed save can succeed."""
         self.num_begun = 0
         """Saves that have begun so far, failed ones too."""
         self.on_saved: Callable[[int, int], object] | None = None
@@ -114,17 +116,24 @@ class PeriodicSaver:
         with self._lock:
             self._holders.discard(holder)
 
-    def save_now(self, score: Score | None = None, *, tries: int = ASKED_TRIES) -> str:
+    def save_now(
+        self,
+        score: Score | None = None,
+        *,
+        tries: int = ASKED_TRIES,
+        generations: tuple[int, ...] | None = None,
+    ) -> str:
         """Save what has changed since the last save, also while saves are held.
 
         Args:
             score: of the parameters; with it also what has not changed is saved once more.
             tries: how often to try; none begins after the time of one save.
+            generations: see SaveOptions.
 
         Returns:
             Why it failed, several times; empty once it is saved.
         """
-        return self._save_with(tries, self._ended.wait, score)
+        return self._save_with(tries, self._ended.wait, score, generations)
 
     def save_between(self) -> str:
         """Save what has changed, unless saves are held: then say so instead of waiting.
@@ -245,20 +254,25 @@ class PeriodicSaver:
             return False  # the next save will tell
 
     def _save_with(
-        self, tries: int, pause: Callable[[float], object], score: Score | None = None
+        self,
+        tries: int,
+        pause: Callable[[float], object],
+        score: Score | None = None,
+        generations: tuple[int, ...] | None = None,
     ) -> str:
         """Save with several tries, until a pause returns True; return why the last one failed."""
         until_s = time.monotonic() + self._period.timeout_s
         error = ""
         for attempt in range(tries):
             with self._lock:
-                error = self._save(score)
-            is_over = attempt == tries - 1 or time.monotonic() >= until_s
+                error = self._save(score, generations)
+                is_final = self._is_final
+            is_over = attempt == tries - 1 or time.monotonic() >= until_s or is_final
             if not error or is_over or pause(_RETRY_S * 2**attempt):
                 break
         return error
 
-    def _save(self, score: Score | None = None) -> str:
+    def _save(self, score: Score | None = None, generations: tuple[int, ...] | None = None) -> str:
         """Save if anything has changed, rows and metadata too; what failed is soon tried again.
 
         A server that is dead fails all saves until it is back, and what it holds is not safe then.
@@ -274,7 +288,7 @@ class PeriodicSaver:
             clock = self._clock()
             client = self._client()
             self._attach(client)
-            options = dataclasses.replace(period.options, score=score)
+            options = dataclasses.replace(period.options, score=score, generations=generations)
             path = client.save(period.directory, None, timeout_s=period.timeout_s, options=options)
             step = step_of(path.rpartition("/")[2])
             self._saved_step = -1 if step is None else step
@@ -285,6 +299,7 @@ class PeriodicSaver:
             wait_s = period.every_s
         except Exception as error:  # noqa: BLE001 - see _EXPECTED
             failed = _text(error)
+            self._is_final = isinstance(error, PSError) and IS_FINAL in error.details
             self._tell(clock, error)
             wait_s = min(period.every_s, _RETRY_S * 2 ** min(self._num_failed, _MAX_DOUBLINGS))
             self._num_failed += 1

@@ -42,6 +42,8 @@ Answer = TypeVar("Answer")
 
 SETTLE_WAIT_S = 10.0
 """For workers between the two rounds of a clipped push: one round trip."""
+IS_FINAL = "final"
+"""Detail of the error of a save that fails however often it is tried."""
 CLOCK_WAIT_S = 2.0
 """For a clock that some server has not reached: workers have sent its pushes, or soon will."""
 
@@ -67,6 +69,10 @@ class Servers(Protocol):
             timeout_s: seconds.
         """
 
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Which start of each server gave the last answer, by rank."""
+
 
 @with_field_texts
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,9 @@ class SaveOptions:
     score: Score | None = None
     """Score of the parameters. With it a checkpoint is made even if nothing has changed since the
     last one, and `keep` never counts the best one of a metric."""
+    generations: tuple[int, ...] | None = None
+    """Which start of each server has the parameters that are to be saved, by rank; None: any. A
+    server that was started again has older ones."""
 
     def __post_init__(self) -> None:
         for name in ("keep", "full_every"):
@@ -165,6 +174,7 @@ class Saver:
             known_steps = steps_on_disk(storage) if step is None else ()
             try:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
+                _refuse_restarted(servers.generations, options.generations)
                 left_s = _left_s(deadline_s)
                 request = messages.Save(str(directory), save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
@@ -373,6 +383,20 @@ def _refuse_overtaken(storage: Storage, steps: Collection[int]) -> None:
             f"another process of this job saved step {max(steps)} into {storage.where()} after the "
             "snapshot of this save, which may hold older parameters but would be the newest step. "
             "This save is not committed; save again"
+        )
+
+
+def _refuse_restarted(found: tuple[int, ...], wanted: tuple[int, ...] | None) -> None:
+    """Refuse a save of other starts of servers than those that had what was measured.
+
+    Right after the snapshots: only the start that has taken one writes it.
+    """
+    restarted = [f"ps:{i}" for i, each in enumerate(found) if wanted and each != wanted[i]]
+    if restarted:
+        raise CheckpointError(
+            f"{', '.join(restarted)} was started again since the parameters were measured, and has "
+            "older ones. They are not saved with that score",
+            {IS_FINAL: "yes"},
         )
 
 

@@ -51,3 +51,8 @@ class SavingServers:
     def fetch_manifest(self, *, timeout_s: float) -> Manifest:
         """See ServerGroup.fetch_manifest."""
         return self._servers.separate("saves").fetch_manifest(timeout_s=timeout_s)
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """See ServerGroup.generations."""
+        return self._servers.separate("saves").generations

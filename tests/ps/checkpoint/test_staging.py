@@ -65,6 +65,21 @@ def test_what_a_killed_saver_of_the_same_job_has_staged_goes(processes: list[Pro
 
 
 @pytest.mark.fault("F10")
+def test_what_the_killed_creator_of_the_lease_has_staged_goes_with_the_next_ones_first_save(
+    tmp_path: Path,
+):
+    killed = Process(tmp_path)
+    staged = killed.stage()
+    killed.be(started="1")
+    (tmp_path / LEASE_NAME).write_bytes(killed.beat.read_bytes())
+    chief = Process(tmp_path)
+    chief.staging.sweep_before_save()
+    assert not staged.exists()
+    for each in (chief, killed):
+        each.lease.release()
+
+
+@pytest.mark.fault("F10")
 def test_what_a_live_saver_of_the_same_job_has_staged_stays(processes: list[Process]):
     for one, other in (processes, processes[::-1]):
         staged = other.stage()

@@ -167,6 +167,10 @@ class Scripted:
     def fetch_manifest(self, *, timeout_s: float) -> Manifest:
         raise AssertionError(f"asked for within {timeout_s} s, which no snapshot needs")
 
+    @property
+    def generations(self) -> tuple[int, ...]:
+        return (0, 0)
+
 
 @pytest.mark.parametrize(
     ("answers", "asked"),

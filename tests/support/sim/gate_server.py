@@ -113,6 +113,10 @@ class _Driver:
         manifest: Manifest = self._service.life.loaded().manifest
         return manifest
 
+    @property
+    def generations(self) -> tuple[int, ...]:
+        return (0,)
+
 
 class GateBed:
     """One server of three workers; requests in, outcomes out."""

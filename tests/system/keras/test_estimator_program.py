@@ -511,7 +511,7 @@ class Reports:
     def __init__(self):
         self.epochs, self.metrics = self, []
 
-    def ended(self, report):
+    def ended(self, report, generations=None):
         """Keep the metrics."""
         self.metrics.append((report.is_distributed, sorted(report.metrics), report.steps))
 

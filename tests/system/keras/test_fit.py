@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import re
 import secrets
@@ -351,18 +352,46 @@ def test_a_warning_of_thousands_of_metrics_names_twenty(caplog):
 
 def test_the_best_is_kept_by_any_metric_of_many(monkeypatch):
     """A metric behind the first hundred did not reach what keeps the best, which missed it."""
-    looked: list[EpochTrained] = []
+    looked: list[tuple[EpochTrained, tuple[int, ...]]] = []
     with serving() as cluster:
         ctx = cluster.contexts[0]
         reports = EpochReports(ctx.reported.append)
-        keeper: Any = SimpleNamespace(metric="z_score", saved=None, look=looked.append)
+        keeper: Any = SimpleNamespace(
+            metric="z_score", saved=None, look=lambda *given: looked.append(given)
+        )
         reports.keep_best(keeper)
         monkeypatch.setattr(Context, "epochs", property(lambda _: reports))
         many = {f"a_{number}": 0.5 for number in range(MAX_METRICS)} | {"z_score": 7.0}
         adds = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: logs.update(many))
         distribute(make_model(), ctx).fit(X, Y, verbose=0, callbacks=[adds])
-    (epoch,) = looked
+    ((epoch, _),) = looked
     assert (epoch.metrics["z_score"], len(epoch.metrics)) == (7.0, MAX_METRICS)
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(("validates", "expected"), [(True, [(0,), (2,)]), (False, [(0,), (1,)])])
+def test_an_epochs_metrics_are_those_of_the_servers_before_its_validation(
+    monkeypatch, validates, expected
+):
+    """One that is started again while a worker validates has not what is measured."""
+    told: list[tuple[int, ...]] = []
+    starts = itertools.count()
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        reports = EpochReports(ctx.reported.append)
+        keeper: Any = SimpleNamespace(
+            metric="loss", saved=None, look=lambda _, starts: told.append(starts)
+        )
+        reports.keep_best(keeper)
+        monkeypatch.setattr(Context, "epochs", property(lambda _: reports))
+        heard = property(lambda _: (next(starts),))
+        monkeypatch.setattr("ps.client.client.PSClient.heard_generations", heard)
+        restarts = keras.callbacks.LambdaCallback(on_train_end=None)
+        restarts.on_test_end = lambda logs=None: next(starts)
+        model = distribute(make_model(), ctx)
+        data = {"validation_data": (X, Y)} if validates else {}
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[restarts], **data)
+    assert told == expected
 
 
 def with_frozen(seed, dtype="float32"):

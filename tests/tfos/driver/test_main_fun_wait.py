@@ -102,6 +102,16 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
     ]
 
 
+def test_a_cluster_that_fails_is_not_told_as_a_main_fun_that_has_returned():
+    failed = messages.Failed(NodeFailure(WORKER, "h", 7, message="no rows"))
+    played = wait(
+        False,
+        lambda it: it.beat(**numbers(10.0, 1, 21, epoch_steps=20, epoch_s=2.0, epoch_rows=210)),
+        lambda it: it.tell(failed),
+    )
+    assert played.final == ["trained so far: epoch 1/3  210 rows  10.0 steps/s"]
+
+
 def test_a_second_fit_has_its_own_epochs():
     """Its first report, before its first step, has no epoch yet."""
     last = numbers(10.0, 3, 60, epoch_steps=9, epoch_s=1.0, epoch_rows=100, rows_per_epoch=200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper
 from ps.string_ids.ids import hashed
 from rpc.auth.handshake import Role
@@ -106,7 +108,7 @@ def calls_to(
     coordinator: Any = Coordinator(bed, phase, away, happens)
     credentials: Any = None if bed is None else bed.credentials
     calls._reserved = SimpleNamespace(  # type: ignore[assignment]  # what a call uses of it
-        coordinator=coordinator, credentials=credentials
+        coordinator=coordinator, credentials=credentials, config=ClusterConfig()
     )
     console = Console(stream=io.StringIO())
     calls._ending = Shutdown(coordinator, ClusterConfig(), console, credentials)
@@ -231,7 +233,7 @@ class Saves:
 def loading_calls(bed: Cluster, *saves: Callable[[], Any] | str) -> Any:
     calls: Any = calls_to(bed)
     plan = Checkpoints(directory="/c") if saves else None
-    calls._reserved.config = SimpleNamespace(checkpoints=plan)
+    calls._reserved.config = ClusterConfig(checkpoints=plan)
     calls._reserved.job = Saves(*saves)
     calls._servers_of_tasks = lambda _: TaskServers(bed.endpoints, lambda: bed.credentials, 1)
     return calls
@@ -355,6 +357,56 @@ def test_a_call_waits_for_a_server_that_is_started_again(away):
         assert calls.lookup("user", [3, 49])[:, 0].tolist() == [3.0, 49.0]
 
 
+@pytest.mark.parametrize(
+    ("plan", "is_lost", "expected"),
+    [
+        (None, False, ServerGone),
+        (Checkpoints(directory="/c"), False, None),
+        (Checkpoints(directory="/c"), True, None),
+    ],
+    ids=["nothing restarts", "here", "elsewhere"],
+)
+def test_a_server_that_answers_nothing_is_asked_again_where_it_is_started_again(
+    monkeypatch, plan, is_lost, expected
+):
+    """A frozen one is ended after 16 s, so the first try has its address, and fails after 10 s."""
+    with cluster() as bed:
+        pushed(bed)
+        calls: Any = calls_to(bed, happens=Coordinator.serve)
+        calls._reserved.config = ClusterConfig(checkpoints=plan)
+        state = calls._reserved.coordinator.state
+        attach, tried = PSClient.attach, []
+
+        def silent_at_first(client: PSClient) -> None:
+            tried.append(client)
+            if len(tried) == 1:
+                state.servers[0].endpoint = None if is_lost else bed.endpoints[0]
+                raise ServerGone("ps:0 could not be reached for 10 s")
+            attach(client)
+
+        monkeypatch.setattr(PSClient, "attach", silent_at_first)
+        with contextlib.nullcontext() if expected is None else pytest.raises(expected):
+            assert calls.lookup("user", [3])[:, 0].tolist() == [3.0]
+        assert len(tried) == (2 if expected is None else 1)
+
+
+def test_a_server_that_stays_silent_is_given_up_after_a_minute(monkeypatch):
+    now_s = iter([0.0, 59.0, 60.0])
+    with cluster() as bed:
+        calls: Any = calls_to(bed)
+        calls._reserved.config = ClusterConfig(checkpoints=Checkpoints(directory="/c"))
+
+        def attach(client: PSClient) -> None:
+            raise ServerGone("ps:0 could not be reached for 10 s")
+
+        monkeypatch.setattr(PSClient, "attach", attach)
+        clock = SimpleNamespace(monotonic=lambda: next(now_s))
+        monkeypatch.setattr("tfos.driver.table_calls.time", clock)
+        with pytest.raises(ServerGone), contextlib.ExitStack() as stack:
+            calls._client("lookup()", stack)
+    assert next(now_s, None) is None
+
+
 @pytest.mark.parametrize(("num_servers", "away"), [(1, 0), (2, 0), (2, 1)])
 def test_a_server_that_does_not_serve_again_in_time_is_named(num_servers, away):
     with cluster(num_servers=num_servers) as bed:
@@ -387,10 +439,14 @@ MAIN_FUN_RAISED = NodeFailure(
     ],
     ids=["lookup", "rows", "load_rows"],
 )
-def test_servers_that_end_with_a_failed_cluster_are_not_its_cause(ask, monkeypatch):
+@pytest.mark.parametrize(
+    "plan", [None, Checkpoints(directory="/c")], ids=["no restarts", "restarts"]
+)
+def test_servers_that_end_with_a_failed_cluster_are_not_its_cause(ask, monkeypatch, plan):
     """main_fun raised after train() had returned; the servers are stopped while they are asked."""
     with cluster() as bed:
-        calls = calls_to(bed)
+        calls: Any = calls_to(bed)
+        calls._reserved.config = ClusterConfig(checkpoints=plan)
         coordinator: Any = calls._reserved.coordinator
 
         def attach(client: Any) -> None:
@@ -415,6 +471,20 @@ def test_a_call_after_a_failure_that_nobody_has_seen_raises_it():
             PhaseError, match=r"lookup\(\) needs the cluster to be RUNNING; it is FAILED"
         ):
             calls.lookup("user", [1])
+
+
+@pytest.mark.parametrize("num_free", [0, 1])
+def test_tasks_that_have_no_slot_because_nodes_hold_all_are_told(monkeypatch, caplog, num_free):
+    """Workers that read their own data keep theirs: the call would wait for them in silence."""
+    monkeypatch.setattr("tfos.driver.table_calls.num_free_slots", lambda _: num_free)
+    monkeypatch.setattr("tfos.driver.table_calls.give_credentials", lambda *_: None)
+    with cluster() as bed:
+        calls: Any = calls_to(bed)
+        calls._reserved.sc = None
+        calls._reserved.feeder_credentials = bed.credentials
+        calls._servers_of_tasks("load_rows()")
+    told = [each for each in caplog.messages if each.startswith("load_rows(): its Spark tasks")]
+    assert len(told) == (0 if num_free else 1)
 
 
 def test_servers_that_are_gone_from_a_running_cluster_are_told(monkeypatch):

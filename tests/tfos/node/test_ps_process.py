@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -253,6 +254,32 @@ def test_the_driver_hears_of_a_server_that_goes_on_from_an_older_step(
     finally:
         child.close()
     assert text.startswith("ps:0: it goes on from step 1, as its part of step 2 is damaged")
+
+
+@pytest.mark.fault("F08")
+def test_the_driver_hears_of_updates_that_are_lost_right_before_the_end(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """As of a server that was killed while the training's last save was written."""
+    child = Child(node_settings(checkpoints=Checkpoints(directory=str(tmp_path))), monkeypatch)
+    with child.serving() as client:
+        client.save(tmp_path, 1)
+        client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
+        child.start(tmp_path_factory.mktemp("s"), restart=1)
+        try:
+            wait_until(lambda: child.process._server.phase is ServerPhase.SERVING, "the restore")
+            client.server_moved(0, child.endpoint)
+            client.finish()
+            child.link.send(messages.Stop("the training is over"))
+            text = child.told(messages.UpdatesLost).text
+        finally:
+            child.close()
+    assert text.endswith("at least 1 update lost since step 1")
+    # Where all workers are replaced as well, nobody tells the number.
+    assert re.search(r"ps:0 resumes from step 1 of .*, as it was \d+ s ago", caplog.text)
 
 
 @pytest.mark.fault("F02")

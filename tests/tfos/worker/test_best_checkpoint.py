@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ps.checkpoint.choice import latest, steps_on_disk
+from ps.checkpoint.choice import latest, read_manifest, steps_on_disk
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import storage_at
+from ps.client.saving import saver as saving
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
@@ -32,7 +36,7 @@ class Saver:
     def best(self, metric: str, *, higher_is_better: bool) -> None:
         """A new run."""
 
-    def save_now(self, score):
+    def save_now(self, score, generations=None):
         self.scores += [] if self.fails else [score.value]
         return self.fails
 
@@ -133,6 +137,54 @@ def test_the_best_outlives_retention_and_the_next_run_goes_on_comparing(tmp_path
     with cluster("inproc") as bed:
         client = bed.client()
         client.restore(tmp_path, step=told[2].step)
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(
+    ("moment", "tries"), [("before the save", 1), ("within it", 1), ("behind the snapshots", 2)]
+)
+def test_older_parameters_of_a_server_that_was_started_again_are_not_saved_as_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, moment: str, tries: int
+):
+    """They are not what was measured."""
+    plan = Checkpoints(directory=str(tmp_path), keep_best="loss", every_s=3600.0)
+    with cluster("tcp", num_servers=2, job="job") as bed:
+        client = bed.client()
+        client.seed(MANIFEST, filled(MANIFEST, 3.0))
+        saver = ChiefSaver(plan, lambda: bed.client(reconnect_s=20.0))
+        saver.start()
+        best = BestKeeper(plan, saver)
+        wait_until(lambda: latest(tmp_path) == 0, "the first save")
+        client.assign(filled(MANIFEST, 4.0))
+        measured = client.heard_generations
+
+        def then_restarting(step: Callable[..., Any], *, is_behind: bool) -> Callable[..., Any]:
+            def restarted(*args: Any, **kwargs: Any) -> Any:
+                monkeypatch.undo()
+                made = step(*args, **kwargs) if is_behind else None
+                bed.restart(1, tmp_path, generation=1)
+                return made if is_behind else step(*args, **kwargs)
+
+            return restarted
+
+        match moment:
+            case "before the save":
+                bed.restart(1, tmp_path, generation=1)
+            case "within it":
+                begun = then_restarting(saving.Saver.save, is_behind=False)
+                monkeypatch.setattr(saving.Saver, "save", begun)
+            case "behind the snapshots":
+                made = then_restarting(saving._snapshot, is_behind=True)
+                monkeypatch.setattr(saving, "_snapshot", made)
+        assert best.look(epoch(0, loss=0.5), measured) is None
+        assert "ps:1 was started again since the parameters were measured" in caplog.text
+        assert caplog.text.count("were not saved: ") == tries, "no further try can succeed"
+        assert best.saved is None
+        client.assign(filled(MANIFEST, 5.0))
+        found = best.look(epoch(1, loss=0.6), client.heard_generations)
+        assert found is not None
+        assert read_manifest(tmp_path, found.step).score == Score("loss", 0.6, False)
+        saver.close()
 
 
 def test_the_parameters_of_the_best_are_those_of_its_epoch(tmp_path: Path):

@@ -101,6 +101,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         given_on: all callbacks that the model's own `fit` was given, a list or a CallbackList.
         rows: number of rows of all workers in the epoch that has just ended.
         steps: number of their steps in that epoch.
+        measured_on: generation of each server whose parameters the epoch's metrics measure.
         epochs_run: number of epochs in this fit.
         epochs: epochs that Keras' own fit was asked for, by the call or by a fit of the class.
         steps_per_epoch: steps per epoch that it was asked for.
@@ -140,6 +141,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.last: Sequence[Any] = ()
         self.given_on: Any = ()
         self.rows = self.steps = self.epochs_run = 0
+        self.measured_on: tuple[int, ...] | None = None
         self.epochs = arguments["epochs"]
         self.steps_per_epoch = arguments.get("steps_per_epoch")
         self.ends_with_feed = False
@@ -268,6 +270,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 raise FitEnded
             self._dataset.batches_under_way = self._trainer.batches_under_way
         self._trainer.begin_epoch()
+        self.measured_on = None
         self._rows_before, self._steps_before = self._trainer.rows, self._trainer.steps
 
     def _has_epoch(self, dataset: BatchDataset) -> bool:
@@ -290,6 +293,10 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._trainer.workers.join()
         return True
 
+    def on_test_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Note whose parameters are validated."""
+        self.measured_on = self._trainer.client.heard_generations
+
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Take steps 1 to 3 of the module's list.
 
@@ -300,6 +307,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         trainer = self._trainer
         trainer.attach_without_batch()
         trainer.drain()
+        self.measured_on = self.measured_on or trainer.client.heard_generations
         if self._dataset is not None:
             self._dataset.batches_under_way = int
             self._dataset.all_acknowledged()

@@ -93,7 +93,8 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
                 feed=self._feed,
                 fed_epoch=-1 if self._dataset is None else self._dataset.next_epoch - 1,
                 is_distributed=True,
-            )
+            ),
+            self._before.measured_on,
         )
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras' signature

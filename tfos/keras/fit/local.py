@@ -55,7 +55,7 @@ class _NoReports:
     def fit_reads(self, fit: Any) -> None:
         """Nobody asks."""
 
-    def ended(self, epoch: Any) -> None:
+    def ended(self, epoch: Any, generations: Any = None) -> None:
         """Nobody asks."""
 
 

@@ -49,14 +49,18 @@ class EpochReports:
         """Report that the evaluator has evaluated a checkpoint."""
         self._report(checkpoint)
 
-    def ended(self, epoch: EpochTrained) -> None:
+    def ended(self, epoch: EpochTrained, generations: tuple[int, ...] | None = None) -> None:
         """Report that an epoch has ended.
 
         With a distributed model, no worker trains at that time, and the servers hold what was
         measured. If it is the best, it is saved first.
+
+        Args:
+            epoch: the epoch's metrics.
+            generations: see BestKeeper.look.
         """
         if self._best is not None and epoch.is_distributed:
-            saved = self._best.look(epoch)
+            saved = self._best.look(epoch, generations)
             if saved is not None:
                 self._report(saved)
         self._report(epoch)
