@@ -250,7 +250,7 @@ class Lease:
         """How long the last `take` has waited for another job's lease to be over."""
         self.at_renewal: Callable[[], object] = lambda: None
         """Called after each renewal, in the thread that renews."""
-        self.ended: set[str] = set()
+        self.ended_tokens: set[str] = set()
         """Tokens of processes of this job that had ended when `take` removed their lease."""
         self._failed_attempts = 0
         self._other = self._new_life()
@@ -308,7 +308,7 @@ class Lease:
                         self._begin_to_beat()
                         return False
                     was_ours = True
-                    self.ended.add(holder.token)  # its beat goes too, and nothing else tells it
+                    self.ended_tokens.add(holder.token)  # its beat goes too: nothing else tells it
                 if found is None:
                     if self._create():
                         self._begin_to_beat()

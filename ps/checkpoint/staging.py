@@ -103,7 +103,7 @@ class Staging:
         if found is None:
             return True
         token = found[1]
-        if token == self._lease.token or token in self._lease.ended:
+        if token == self._lease.token or token in self._lease.ended_tokens:
             return True
         beat = self._lease.beat_of(token)
         holder = read_holder(beat)

@@ -166,7 +166,9 @@ def _start(
         lambda: _is_signalled(caught),
     )
     if step is not None:
-        _logger.warning("%s resumes from step %d of %s", server, step, options.restore)
+        age_s = server.stats().lost_s
+        resumes = "%s resumes from step %d of %s, as it was %.0f s ago"
+        _logger.warning(resumes, server, step, options.restore, age_s)
     return step
 
 

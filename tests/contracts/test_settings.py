@@ -221,6 +221,7 @@ CASES = (
             "full_every": (*COUNT, None),
             "nobody_trains": FLAG,
             "score": (0.5, "loss"),
+            "generations": (1, [1], (0.5,)),
         },
     ),
     Case(

@@ -72,7 +72,8 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
                     restarting.
-            ServerGone: a server cannot be reached for as long as its restart may take.
+            ServerGone: a server cannot be reached for 10 s; where servers are started again, for
+                    a minute.
         """
         import numpy as np
 
@@ -106,6 +107,7 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
                     restarting.
+            ServerGone: see lookup.
         """
         from pyspark.sql import SparkSession
 
@@ -146,6 +148,7 @@ class TableCalls:
             PhaseError: the cluster does not run.
             RequestTimeout: the servers hold no parameters yet, or do not answer; a server may be
                     restarting.
+            ServerGone: see lookup.
             ServerPhaseError: a server was started again meanwhile, from a checkpoint without the
                 rows; call it again.
             SettingsError: the frame has other columns or types.
@@ -229,15 +232,18 @@ class TableCalls:
                 raise NoServersError(f"{call} needs parameter servers; reserve with num_ps >= 1")
             workers = reserved.coordinator.read(lambda state: len(state.workers))
             identity = Identity(Role.DRIVER, 0)
-            client = stack.enter_context(
-                PSClient(endpoints, reserved.credentials, identity, num_workers=workers)
-            )
-            try:
-                client.attach()
+            with ExitStack() as tried:
+                client = tried.enter_context(
+                    PSClient(endpoints, reserved.credentials, identity, num_workers=workers)
+                )
+                try:
+                    client.attach()
+                except ServerGone:
+                    if time.monotonic() >= until_s:
+                        raise
+                    continue
+                stack.enter_context(tried.pop_all())
                 return client
-            except ServerGone:
-                if time.monotonic() >= until_s:
-                    raise
 
 
 def _check_columns(frame: DataFrame, spec: TableSpec) -> None:

@@ -82,7 +82,8 @@ def after_strategy(tell: Callable[[], object]) -> None:
     """Call `tell` each time main_fun has built ParameterServerStrategy, which connects it to all.
 
     Args:
-        tell: called without arguments; at once where TensorFlow's version gives no notice.
+        tell: called without arguments; at the import of the strategy's module if that has no such
+            class.
     """
     at_import(_STRATEGY, lambda module: _tell_after(module, tell))
 

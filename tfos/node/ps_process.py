@@ -135,8 +135,8 @@ class ServerProcess:
             listening=self._tell_restore,
         )
         age_s = self._server.stats().lost_s
-        told = "%s resumes from step %d of %s, as it was %.0f s ago"
-        _logger.warning(told, self._server, step, plan.directory, age_s)
+        resumes = "%s resumes from step %d of %s, as it was %.0f s ago"
+        _logger.warning(resumes, self._server, step, plan.directory, age_s)
         if self._server.skipped_step >= 0:
             told = _older(self._server, step, plan.directory)
             self._link.send(messages.UpdatesLost(told))

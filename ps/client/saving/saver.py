@@ -107,6 +107,11 @@ class SaveOptions:
             )
         if not isinstance(self.score, Score | None):
             raise PSSettingsError(f"score must be a ps.Score or None, got {self.score!r}")
+        starts = () if self.generations is None else self.generations
+        if type(starts) is not tuple or any(type(each) is not int for each in starts):
+            raise PSSettingsError(
+                f"generations must be a tuple of ints or None, got {self.generations!r}"
+            )
 
 
 DEFAULT_OPTIONS = SaveOptions()

@@ -261,7 +261,7 @@ def test_a_fit_of_the_class_goes_on_behind_all_epochs_of_the_feed(caplog, monkey
     with serving() as cluster:
         ctx = cluster.contexts[0]
         stopped = []
-        monkeypatch.setattr(ctx.trained_feeds, "stopped", lambda *fit: stopped.append(fit))
+        monkeypatch.setattr(ctx.trained_feeds, "fit_stopped", lambda *fit: stopped.append(fit))
         feed_epochs(ctx.feed_channel, batches(2, 3), finish=True)
         calls = Calls()
         model = deciding(ctx, calls)

@@ -155,6 +155,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_the_headline(spark, 
 
 
 @pytest.mark.long
+@pytest.mark.fault("F02")
 @pytest.mark.parametrize("is_waiting", [False, True], ids=["before", "in-the-constructor"])
 def test_a_worker_that_is_lost_before_the_strategy_fails_the_cluster(spark, tmp_path, is_waiting):
     build = tmp_path / "build"

@@ -1,7 +1,7 @@
 """Ids that Keras casts: numbers of a batch that the model's input of integers cannot hold.
 
 Covers: floats, refused by dtype; integers of a wider dtype, refused by value; of the inputs whose
-numbers an Embedding may get.
+numbers an Embedding may get. Floats that only stand for ids while Keras builds a model.
 Does not: refuse floats that reach a layer (keys), or ids out of the table's range (ps.tables.ids).
 Threads: any.
 

@@ -236,8 +236,8 @@ class Slot:
                     how=Ending.NOT_PICKLABLE,
                     error=f"its value has {len(value)} bytes, and Spark brings at most "
                     f"{self._spec.settings.max_value_bytes} to the driver at once "
-                    "(spark.driver.maxResultSize, and 2 GiB for PySpark): pass results_dir, or "
-                    "save it in the function and return the path",
+                    "(0.7 of spark.driver.maxResultSize, a sixth of spark.driver.memory, 1.7 GiB): "
+                    "pass results_dir, or save it in the function and return the path",
                 )
             )
             return

@@ -48,12 +48,13 @@ class RunSettings:
 
     @property
     def max_value_bytes(self) -> int:
-        """Largest value that can return together with the previous ones."""
-        return min(_VALUE_BYTES, self.max_result_bytes * 7 // 10 or _VALUE_BYTES)
+        """Largest value; a larger one may end Spark's thread that reads results, so no job ends."""
+        most = min(_VALUE_BYTES, self.driver_heap_bytes // 6)
+        return min(most, self.max_result_bytes * 7 // 10 or most)
 
     @property
     def max_job_bytes(self) -> int:
-        """Largest total of the values that return together, with one that was drawn ahead."""
+        """Largest total with a value that was drawn ahead; else a full slot gives its item back."""
         return min(self.hand_over_bytes + self.max_value_bytes, self.driver_heap_bytes // 5)
 
 
