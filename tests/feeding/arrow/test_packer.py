@@ -214,7 +214,7 @@ def test_rows_that_turn_wide_do_not_wait_for_as_many_as_narrow_ones():
         for left in itertools.accumulate(([chunk] for chunk in chunks), list.__add__)
     ]
     assert len(read) == 40
-    assert max(ahead) <= 4 << 20
+    assert max(ahead) <= 1 << 20
 
 
 def test_rows_that_wait_to_be_joined_while_rows_turn_wide_are_kept():
