@@ -16,7 +16,7 @@ from tfos.errors import SettingsError
 from tfos.estimators.columns import ColumnPlan
 from tfos.predict.column import BATCH_SIZE
 from tfos.predict.fitting import in_order
-from tfos.spark.param_accessors import accessors, param
+from tfos.spark.param_accessors import accessors, getter, param, setter
 
 DEFAULTS: dict[str, Any] = {
     "featuresCol": "features",
@@ -154,19 +154,19 @@ class KerasParams(Params):  # type: ignore[misc]  # pyspark is not checked
     setBatchSize, getBatchSize = accessors("batchSize", int)
     setPredictBatchSize, getPredictBatchSize = accessors("predictBatchSize", int)
     setVerbose, getVerbose = accessors("verbose", bool)
-    getValidationCol = accessors("validationCol", str)[1]
-    getValidationSplit = accessors("validationSplit", float)[1]
-    getEpochs = accessors("epochs", int)[1]
-    getLearningRate = accessors("learningRate", float)[1]
-    getSeed = accessors("seed", int)[1]
-    getClusterSize = accessors("clusterSize", int)[1]
-    getNumPS = accessors("numPS", int)[1]
-    getConsistency = accessors("consistency", str)[1]
-    getStalenessBound = accessors("stalenessBound", int)[1]
-    getCheckpointDir = accessors("checkpointDir", str)[1]
-    getResume = accessors("resume", bool)[1]
-    getFeedTimeout = accessors("feedTimeout", float)[1]
-    getExactlyOnce = accessors("exactlyOnce", bool)[1]
+    getValidationCol = getter("validationCol", str)
+    getValidationSplit = getter("validationSplit", float)
+    getEpochs = getter("epochs", int)
+    getLearningRate = getter("learningRate", float)
+    getSeed = getter("seed", int)
+    getClusterSize = getter("clusterSize", int)
+    getNumPS = getter("numPS", int)
+    getConsistency = getter("consistency", str)
+    getStalenessBound = getter("stalenessBound", int)
+    getCheckpointDir = getter("checkpointDir", str)
+    getResume = getter("resume", bool)
+    getFeedTimeout = getter("feedTimeout", float)
+    getExactlyOnce = getter("exactlyOnce", bool)
 
     def column_plan(self) -> ColumnPlan:
         """Return the columns of features, labels and weights.
@@ -238,16 +238,16 @@ def _check_free(names: Sequence[str], given: Sequence[str]) -> None:
 class FitParams(KerasParams):
     """Setters of what only a fit reads; on a KerasModel they would have no effect."""
 
-    setValidationCol = accessors("validationCol", str)[0]
-    setValidationSplit = accessors("validationSplit", float)[0]
-    setEpochs = accessors("epochs", int)[0]
-    setLearningRate = accessors("learningRate", float)[0]
-    setSeed = accessors("seed", int)[0]
-    setClusterSize = accessors("clusterSize", int)[0]
-    setNumPS = accessors("numPS", int)[0]
-    setConsistency = accessors("consistency", str)[0]
-    setStalenessBound = accessors("stalenessBound", int)[0]
-    setCheckpointDir = accessors("checkpointDir", str)[0]
-    setResume = accessors("resume", bool)[0]
-    setFeedTimeout = accessors("feedTimeout", float)[0]
-    setExactlyOnce = accessors("exactlyOnce", bool)[0]
+    setValidationCol = setter("validationCol", str)
+    setValidationSplit = setter("validationSplit", float)
+    setEpochs = setter("epochs", int)
+    setLearningRate = setter("learningRate", float)
+    setSeed = setter("seed", int)
+    setClusterSize = setter("clusterSize", int)
+    setNumPS = setter("numPS", int)
+    setConsistency = setter("consistency", str)
+    setStalenessBound = setter("stalenessBound", int)
+    setCheckpointDir = setter("checkpointDir", str)
+    setResume = setter("resume", bool)
+    setFeedTimeout = setter("feedTimeout", float)
+    setExactlyOnce = setter("exactlyOnce", bool)

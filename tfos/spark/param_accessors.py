@@ -1,6 +1,6 @@
 """Params of spark.ml with their setters and getters.
 
-Covers: a Param of a class, the pair of methods that users of spark.ml expect beside it.
+Covers: a Param of a class, the two methods that users of spark.ml expect beside it.
 Does not: have defaults or checks: the classes do.
 Runs in: the driver. Imports pyspark inside a function only.
 """
@@ -54,18 +54,44 @@ def accessors(
         kind: its value's kind.
         title: what follows `set` and `get`; None: the name, each of its words in capitals.
     """
-    title = title or re.sub(r"(?:^|_)([a-z])", lambda found: found[1].upper(), name)
+    return setter(name, kind, title), getter(name, kind, title)
+
+
+def setter(name: str, kind: type[Value], title: str | None = None) -> Setter[Value]:
+    """Return the setter of a Param alone.
+
+    Args:
+        name: see `accessors`.
+        kind: see `accessors`.
+        title: see `accessors`.
+    """
 
     def put(self: Any, value: Value) -> Any:
         return self._set(**{name: value})
 
+    put.__name__ = put.__qualname__ = f"set{title or _title(name)}"
+    put.__doc__ = f"Set `{name}`, and return this object."
+    put.__annotations__ = {"value": kind}
+    return cast("Setter[Value]", put)
+
+
+def getter(name: str, kind: type[Value], title: str | None = None) -> Getter[Value]:
+    """Return the getter of a Param alone.
+
+    Args:
+        name: see `accessors`.
+        kind: see `accessors`.
+        title: see `accessors`.
+    """
+
     def get(self: Any) -> Any:
         return self.getOrDefault(getattr(self, name))
 
-    put.__name__ = put.__qualname__ = f"set{title}"
-    put.__doc__ = f"Set `{name}`, and return this object."
-    put.__annotations__ = {"value": kind}
-    get.__name__ = get.__qualname__ = f"get{title}"
+    get.__name__ = get.__qualname__ = f"get{title or _title(name)}"
     get.__doc__ = f"Return `{name}`."
     get.__annotations__ = {"return": kind}
-    return cast("tuple[Setter[Value], Getter[Value]]", (put, get))
+    return cast("Getter[Value]", get)
+
+
+def _title(name: str) -> str:
+    return re.sub(r"(?:^|_)([a-z])", lambda found: found[1].upper(), name)
