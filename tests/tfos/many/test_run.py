@@ -102,6 +102,18 @@ def trains_all(bed, slot, attempt, order=None):
         order = None
 
 
+def ends_all(how, error):
+    """A slot that reports this end of each item that it draws."""
+
+    def slot_of(bed, slot, attempt):
+        while isinstance(order := bed.draw(slot, attempt), Train):
+            ended = Ended(order.item, how, 0.1, error=error, attempt=order.attempt)
+            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
+        return []
+
+    return slot_of
+
+
 def test_a_run_ends_with_a_row_and_a_value_for_each_item(beds):
     bed = beds(trains_all)
     assert {row.item: row.metrics["loss"] for row in bed.trainings.as_ended()} == {
@@ -279,13 +291,7 @@ def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(be
 
 @pytest.mark.attack("A24")
 def test_an_items_error_cannot_steer_the_terminal(beds):
-    def fails(bed, slot, attempt):
-        while isinstance(order := bed.draw(slot, attempt), Train):
-            text = "\x1b]0;title\x07\n\tboom"
-            ended = Ended(order.item, Ending.RAISED, 0.1, error=text, attempt=order.attempt)
-            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
-        return []
-
+    fails = ends_all(Ending.RAISED, "\x1b]0;title\x07\n\tboom")
     bed = beds(fails, names="a", num_slots=1, retries=0)
     assert bed.trainings.wait(WAIT_S)
     assert bed.trainings.table()[0].error == "\\x1b]0;title\\x07\n\tboom"
@@ -572,13 +578,7 @@ def test_a_slot_that_freezes_after_its_last_item_is_started_again(beds, monkeypa
 
 
 def test_a_run_whose_values_cannot_be_stored_ends_after_a_few(beds):
-    def trains_in_vain(bed, slot, attempt):
-        while isinstance(order := bed.draw(slot, attempt), Train):
-            full = "was not kept: OSError: no space"
-            ended = Ended(order.item, Ending.NOT_KEPT, 0.1, error=full, attempt=order.attempt)
-            bed.run.on_beat(SlotBeat(slot, attempt, (ended,)))
-        return []
-
+    trains_in_vain = ends_all(Ending.NOT_KEPT, "was not kept: OSError: no space")
     bed = beds(trains_in_vain, num_slots=1, retries=9)
     with pytest.raises(MapTrainError, match=r"4 values one after the other .*no space. Make room"):
         bed.trainings.wait(WAIT_S)
