@@ -216,7 +216,7 @@ class PSClient:
     @property
     def saved_generations(self) -> tuple[int, ...]:
         """Which start of each server the last `save` holds, by rank; sends no request."""
-        return self._servers.separate("saves").generations
+        return self._saving.generations
 
     def seed(
         self,

@@ -43,7 +43,7 @@ MAY_IMPORT = {
 }
 LEVELS = {
     "rpc": (
-        ("array_bytes", "field_texts", "linux_calls", "process_stat"),
+        ("array_bytes", "field_texts", "linux_calls", "printable", "process_stat"),
         ("endpoint", "errors", "histogram", "jit", "lazy", "limits"),
         ("auth", "descriptors", "process_id"),
         ("transport",),

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rpc.errors import TFOSError
+from rpc.printable import visible
 from tfos.cli.failing import fail
 from tfos.cli.jobs import JsonOption
-from tfos.console.printable import visible
 
 if TYPE_CHECKING:
     from tfos.doctor.examination import PlaceReport

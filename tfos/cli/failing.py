@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 
 FAILED_STATUS = 2
 

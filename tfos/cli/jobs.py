@@ -19,9 +19,9 @@ import msgspec
 import typer
 
 from rpc.errors import TFOSError
+from rpc.printable import visible
 from tfos.cli import columns
 from tfos.cli.failing import FAILED_STATUS, fail
-from tfos.console.printable import visible
 from tfos.watch.snapshot import Json
 
 if TYPE_CHECKING:

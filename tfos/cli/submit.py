@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from rpc.errors import TFOSError
+from rpc.printable import visible
 from tfos.cli.failing import fail
-from tfos.console.printable import visible
 
 
 def submit(

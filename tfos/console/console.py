@@ -14,8 +14,8 @@ import sys
 import threading
 from typing import Any, TextIO
 
+from rpc.printable import printable
 from tfos.console.notebook import NotebookDisplay, is_notebook
-from tfos.console.printable import printable
 from tfos.console.writer import Writer
 
 

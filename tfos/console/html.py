@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 
 _CELL = "padding:2px 8px;white-space:nowrap;text-align:"
 _TABLE = "border-collapse:collapse;font-size:90%;margin:4px 0"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tfos.console.printable import printable
+from rpc.printable import printable
 
 MOST_CHARS = 32_768
 """Characters of one node's lines: a thousand nodes cost the driver some 30 MB."""

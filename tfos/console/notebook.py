@@ -12,8 +12,8 @@ import sys
 from collections import deque
 from typing import Any
 
+from rpc.printable import printable
 from tfos.console import html
-from tfos.console.printable import printable
 
 _KEPT_LINES = 20
 """Ended epochs that stay in sight; earlier ones are only counted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control import messages
 from tfos.errors import ControlRefused
 from tfos.failure import NodeFailure, NodeId

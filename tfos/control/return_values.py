@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control.messages import MAX_RESULT_BYTES
 from tfos.errors import NoResultError
 

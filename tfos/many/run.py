@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rpc.printable import visible
 from tfos.console.console import Console
-from tfos.console.printable import visible
 from tfos.console.progress_lines import ProgressLines
 from tfos.errors import MapTrainError, NotEnoughSlots
 from tfos.many import slot_state

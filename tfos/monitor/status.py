@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control.members import Member
 from tfos.control.messages import DRIVER_EXECUTOR, METRIC, MOST_METRICS, FeedSnapshot
 from tfos.control.state.cluster_view import ClusterView

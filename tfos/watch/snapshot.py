@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ps.stats.server_stats import SHOWN_REQUESTS, ServerStats
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control.first_metrics import first_metrics
 from tfos.control.members import Member, NodeStatus
 from tfos.control.messages import MOST_METRICS, Heartbeat

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control import messages
 from tfos.node.spec import NodeSettings
 from tfos.worker.reports.epoch_reports import EpochReports

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
+from rpc.printable import printable
 from tests.support.waiting import WAIT_S
 from tfos.console.console import Console
-from tfos.console.printable import printable
 
 
 class _Terminal(io.StringIO):

@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 
-from tfos.console.printable import visible
+from rpc.printable import visible
 from tfos.control.first_metrics import first_metrics
 from tfos.control.messages import MAX_METRICS, EpochTrained, FitReading
 from tfos.keras.data.dataset import BatchDataset

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from rpc.printable import printable
 from tfos.console.line_rate import LineRate
-from tfos.console.printable import printable
 from tfos.node.child_log import DETAIL
 
 LOG_MODE = 0o640

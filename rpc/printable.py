@@ -1,4 +1,4 @@
-"""Text of nodes made printable: a node must not steer the user's terminal.
+"""Text of others made printable: a node or a file must not steer the user's terminal.
 
 Covers: escaping of control characters, cutting of long text.
 Does not: drop colours or overwritten progress bars (tfos.node.supervisor.log_buffer).
