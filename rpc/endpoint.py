@@ -5,8 +5,10 @@ Pure data. The client tries the transports in turn (client.connect).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
+import os
 import socket
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -63,6 +65,14 @@ def is_loopback(host: str) -> bool:
 def boot_id() -> str:
     """Return the kernel's boot id, the same for all processes of one running host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def loopback_id() -> str:
+    """Return which loopback this process has: each container of a host has its own."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/net")
+    return f"{boot_id()} {namespace}"
 
 
 def advertised_host() -> str:

@@ -44,8 +44,9 @@ def test_the_address_of_all_is_not_hidden_behind_loopback():
     ("settings", "bound"),
     [
         ({"loopback": True}, "127.0.0.1"),
-        ({"loopback": False, "driver_boot_id": endpoint.boot_id()}, "127.0.0.1"),
-        ({"loopback": False, "driver_boot_id": "another host"}, "10.0.0.7"),
+        ({"loopback": False, "driver_loopback": endpoint.loopback_id()}, "127.0.0.1"),
+        ({"loopback": False, "driver_loopback": "another host"}, "10.0.0.7"),
+        ({"loopback": False, "driver_loopback": f"{endpoint.boot_id()} net:[1]"}, "10.0.0.7"),
     ],
 )
 @pytest.mark.parametrize("asked", ["", "10.9.9.9"])
