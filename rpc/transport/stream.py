@@ -10,6 +10,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -403,7 +404,9 @@ def _connected(sock: socket.socket, where: str, limits: Limits) -> SocketStream:
         raise _refused(where, error) from error
 
 
-def _refused(where: str, error: OSError) -> PeerGone:
+def _refused(where: str, error: OSError) -> TransportError:
+    if error.errno == errno.ETIMEDOUT:  # USER_TIMEOUT_MS was over before the caller's deadline
+        return Unreachable(f"{where} did not accept the connection in time")
     return PeerGone(f"cannot connect to {where}: {error.strerror or error}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rpc.errors import PeerGone, Unreachable
+from rpc.transport import stream
 from rpc.transport.stream import dial_tcp
 
 pytestmark = pytest.mark.socket
@@ -62,9 +63,9 @@ def dialled(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in ports]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    stream = dial_tcp("both-families", 1, deadline_s=time.monotonic() + deadline_s)
-    stream.close()
-    return int(stream.peer_address.rpartition(":")[2])
+    made = dial_tcp("both-families", 1, deadline_s=time.monotonic() + deadline_s)
+    made.close()
+    return int(made.peer_address.rpartition(":")[2])
 
 
 def test_an_address_that_is_silent_leaves_time_for_the_next_one(open_sockets, monkeypatch):
@@ -100,3 +101,11 @@ def test_a_host_that_is_silent_at_every_address_is_unreachable(open_sockets, mon
     with pytest.raises(Unreachable) as raised:
         dialled(monkeypatch, both, deadline_s=0.5)
     assert all(str(port) in str(raised.value) for port in both)
+
+
+def test_a_host_that_is_silent_for_longer_than_the_kernel_waits_is_unreachable(
+    open_sockets, monkeypatch
+):
+    monkeypatch.setattr(stream, "USER_TIMEOUT_MS", 500)
+    with pytest.raises(Unreachable, match="did not accept the connection in time"):
+        dialled(monkeypatch, [silent(open_sockets)], deadline_s=30.0)
