@@ -17,7 +17,7 @@ from rpc.endpoint import Endpoint
 from rpc.errors import DeadlineExceeded, RemoteError, RpcError, TransportError
 from tfos.collectives import messages
 from tfos.collectives.messages import NOT_YET, ArrayFetch
-from tfos.collectives.offers import timeout_text
+from tfos.collectives.offers import gone_text, timeout_text
 from tfos.errors import CollectiveError, CollectiveTimeout, RankLost, RankMismatch
 
 CONNECT_S = 30.0
@@ -178,10 +178,7 @@ def _broken(each: Wanted, error: RpcError) -> CollectiveError:
         return CollectiveError(
             f"the answer of rank {each.rank} in {each.fetch.call} is unusable: {error}"
         )
-    return RankLost(
-        f"rank {each.rank} ended in the middle of {each.fetch.call}; its own error is the cause "
-        f"({error})"
-    )
+    return RankLost(f"{gone_text([each.rank], each.fetch.call)} ({error})")
 
 
 def _raised(refusal: RemoteError) -> CollectiveError:

@@ -139,7 +139,7 @@ class Offers:
                 if offer.mismatch is not None:
                     raise offer.mismatch
                 if lost := offer.fetchers & self._gone:
-                    raise RankLost(_gone_text(lost, offer.call))
+                    raise RankLost(gone_text(lost, offer.call))
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     text = timeout_text(self._rank, offer.call, offer.fetchers, timeout_s)
@@ -193,6 +193,10 @@ def timeout_text(rank: int, call: CollectiveCall, missing: Iterable[int], timeou
     )
 
 
-def _gone_text(lost: Iterable[int], call: CollectiveCall) -> str:
+def gone_text(lost: Iterable[int], call: CollectiveCall) -> str:
+    """Return the message of a call whose peers' connections have ended."""
     names = ", ".join(f"rank {each}" for each in sorted(lost))
-    return f"{names} ended in the middle of {call}; its own error is the cause"
+    return (
+        f"{names} ended in the middle of {call}, or the network between the hosts has failed; if "
+        "there is an error of its own, that is the cause"
+    )
