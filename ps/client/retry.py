@@ -333,9 +333,12 @@ def _settle(call: OutgoingCall, outcome: Reply | RpcError | PSError) -> None:
 def _overdue(call: OutgoingCall, error: DeadlineExceeded) -> RequestTimeout:
     if call.restoring is not None:
         return _still_restoring(call, call.restoring)
+    lossy, cut = "", call.last_disconnect
+    if cut is not None:  # a frozen server breaks no connection
+        lossy = f", or the network loses packets: an earlier try ended with: {cut}"
     text = (
         f"{call.link.name} gave no answer within {call.left_s:.1f} s ({error}); it is frozen or "
-        "overloaded: look at its log, or raise timeout_s"
+        f"overloaded: look at its log, or raise timeout_s{lossy}"
     )
     return RequestTimeout(text, {"server": str(call.link.server)})
 

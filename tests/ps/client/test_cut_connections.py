@@ -18,7 +18,7 @@ from ps.manifest.manifest import Adam, Hyper
 from ps.server import receive, shard
 from rpc.auth.handshake import Credentials, Identity, Role
 from rpc.endpoint import Endpoint
-from tests.support.channel_proxy import Direction
+from tests.support.channel_proxy import Direction, Fault
 from tests.support.proxied_cluster import proxied
 from tests.support.ps_cluster import (
     ADD,
@@ -205,6 +205,19 @@ def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
     client.attach(timeout_s=WAIT_S)
     parts.proxy.plan(*[("up", 400)] * 1000)
     with pytest.raises(RequestTimeout, match=r"ps:0 at 127\.0\.0\.1:\d+"):
+        client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F23")
+def test_a_timeout_after_a_cut_says_how_the_earlier_try_ended(proxied):
+    parts = proxied()
+    manifest = make_manifest(1000, rule=ADD)
+    parts.bed.client().seed(manifest, filled(manifest))
+    client = parts.client(timeout_s=2.0)
+    client.attach(timeout_s=WAIT_S)
+    parts.proxy.arm(Fault("up", 400, "cut"), Fault("up", 2000, "drop", lasts_s=WAIT_S))
+    with pytest.raises(RequestTimeout, match=r"frozen.*the network loses packets: an earlier"):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
 
 
