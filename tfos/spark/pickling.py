@@ -161,7 +161,8 @@ def _place(function: types.FunctionType, name: str) -> str:
     for code in _codes(function.__code__):
         line = code.co_firstlineno
         for instruction in dis.get_instructions(code):
-            line = instruction.starts_line or line
+            if instruction.positions is not None:
+                line = instruction.positions.lineno or line
             if instruction.argval == name and instruction.opname.startswith("LOAD_"):
                 return f" at {Path(code.co_filename).name}:{line}"
     return f" in {Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"

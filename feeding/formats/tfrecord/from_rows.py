@@ -20,6 +20,8 @@ from feeding.formats.tfrecord.write_kernels import pack_varints
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
+_BUFFERS = frozenset([bytearray, memoryview])
+"""Types of bytes, the first of them Spark 4.0's, that numpy takes for arrays of numbers."""
 
 
 def encode_example(row: Mapping[str, Any]) -> bytes:
@@ -44,6 +46,8 @@ def encode_example(row: Mapping[str, Any]) -> bytes:
 def _feature(name: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview | str):
         return _field(1, _field(1, _as_bytes(value)))
+    if isinstance(value, list | tuple) and not _BUFFERS.isdisjoint(map(type, value)):
+        value = [bytes(item) if type(item) in _BUFFERS else item for item in value]
     try:
         array = np.asarray(value)
     except ValueError as error:

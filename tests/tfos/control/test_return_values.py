@@ -132,7 +132,7 @@ def nested() -> list[Any]:
             [1, {"a": (2, Model())}],
             r"main_fun returned a list whose \[1\]\['a'\]\[1\] is a [\w.]*Model",
         ),
-        ((1, Path("/x")), r"main_fun returned a tuple whose item 1 is a pathlib\.\w*PosixPath;"),
+        ((1, Path("/x")), r"main_fun returned a tuple whose item 1 is a pathlib\.[\w.]*PosixPath;"),
         ({1, 2}, "main_fun returned a set;"),
         ({"t": datetime.date(2020, 1, 1)}, "'t' is a datetime.date;"),
         ({"o": np.array([None])}, "'o' is a numpy array of dtype object"),

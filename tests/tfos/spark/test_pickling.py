@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import threading
 import types
@@ -87,7 +88,7 @@ def test_the_captured_object_and_its_line_are_named(make):
         pickle_main_fun(make(threading.Lock()), None)
     text = str(caught.value)
     assert "refers to 'captured' (lock)" in text
-    assert "test_pickling.py:" in text
+    assert re.search(r"test_pickling\.py:\d+", text)
 
 
 @pytest.mark.fault("F56")
@@ -96,7 +97,7 @@ def test_a_global_is_named():
     function = types.FunctionType(
         _uses_global.__code__, {"LOCK": LOCK, "__name__": "__main__"}, "main_fun"
     )
-    with pytest.raises(NotPicklable, match=r"refers to 'LOCK' \(lock\) at test_pickling\.py:"):
+    with pytest.raises(NotPicklable, match=r"refers to 'LOCK' \(lock\) at test_pickling\.py:\d"):
         pickle_main_fun(function, None)
 
 

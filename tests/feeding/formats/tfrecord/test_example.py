@@ -212,7 +212,15 @@ def test_features_of_a_sample_are_inferred():
         infer_features(mixed)
 
 
-@pytest.mark.parametrize("value", [object(), [b"a", 1], 1j, np.uint64(2**63), [[1], [1, 2]]])
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+@pytest.mark.parametrize("texts", [[b"ab", b"cd"], [b"ab", b"c"], [b""]])
+def test_a_list_of_other_kinds_of_bytes_is_no_list_of_numbers(kind, texts):
+    assert encode_example({"x": list(map(kind, texts))}) == encode_example({"x": texts})
+
+
+@pytest.mark.parametrize(
+    "value", [object(), [b"a", 1], [bytearray(b"a"), 1], 1j, np.uint64(2**63), [[1], [1, 2]]]
+)
 def test_a_value_that_no_list_takes_is_named(value):
     with pytest.raises(RowError, match="feature 'x' holds"):
         encode_example({"x": value})
