@@ -18,7 +18,13 @@ from ps.string_ids.ids import with_hashed_strings
 from tests.support.keras_training import Context, Servers, serving, together
 from tests.support.ps_cluster import cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
-from tfos.errors import ManifestMismatch, ServerPhaseError, SettingsError, UnsupportedModel
+from tfos.errors import (
+    ExportError,
+    ManifestMismatch,
+    ServerPhaseError,
+    SettingsError,
+    UnsupportedModel,
+)
 from tfos.keras import Embedding, rows_of
 from tfos.keras.embedding.loading import (
     LAYERS_NAME,
@@ -419,6 +425,21 @@ def test_rows_that_may_be_lost_are_told_and_loaded_by_the_next_call(
         assert load_rows(client, "user", ROWS, is_chief=True) > 0
         assert ids_on(client) == ALL_IDS
         assert client.metadata()[METADATA_NAME] == {"user": "loaded"}
+
+
+@pytest.mark.usefixtures("table_kernels_loaded")
+def test_nobody_waits_for_rows_whose_load_the_chief_has_given_up(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A program may begin with the rows of an export if there is one."""
+    monkeypatch.setattr("tfos.keras.embedding.loading.LOAD_TIMEOUT_S", 1.0)
+    manifest = with_tables(table())
+    with cluster("inproc", num_workers=2) as bed:
+        chief, other = bed.workers(manifest, filled(manifest))
+        with pytest.raises(ExportError, match="no complete export"):
+            load_rows(chief, "user", read_rows(str(tmp_path), "user"), is_chief=True)
+        assert load_rows(other, "user", (), is_chief=False) == 0
+        assert load_rows(chief, "user", ROWS, is_chief=True) == len(ALL_IDS)
 
 
 class RestartingServers:

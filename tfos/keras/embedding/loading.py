@@ -19,10 +19,12 @@ ids that have none, and one that was broken off is made whole by a run that resu
 A server that is started again has the rows of its checkpoint, and nothing counts those that it has
 lost. So the rows are saved before they count as loaded, and loaded again if a server was started
 again before that. What is not safe yet is "unsafe": training goes on, and the next call loads them.
+So it is after a load that has failed, as of an export that is not there: a program may catch that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.errors import ClosedError, ServerGone
+from ps.errors import ClosedError, PSError, ServerGone
 from ps.manifest.table_spec import TableSpec
 from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
@@ -183,7 +185,13 @@ def _load_once(client: Any, name: str, table: str, batches: RowBatches, save: Sa
         client.set_metadata(name, states | {table: LOADED}, of_run=True)
         return 0
     client.set_metadata(name, states | {table: LOADING}, of_run=True)
-    added, is_safe = _load_whole(client, table, batches, save)
+    try:
+        added, is_safe = _load_whole(client, table, batches, save)
+    except Exception:
+        # The program may go on without these rows: then the other workers must not wait for them.
+        with contextlib.suppress(PSError):
+            client.set_metadata(name, states | {table: UNSAFE}, of_run=True)
+        raise
     client.set_metadata(name, states | {table: LOADED if is_safe else UNSAFE}, of_run=True)
     return added
 
