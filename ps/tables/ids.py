@@ -37,7 +37,7 @@ class IdRange(Protocol):
 
 
 MAX_IDS = 1 << 24
-"""Ids of one table in one call: 128 MiB of them."""
+"""Ids of one table in one request: 128 MiB of them."""
 
 
 def as_bits(spec: IdRange, ids: ArrayLike) -> Array:
@@ -48,25 +48,34 @@ def as_bits(spec: IdRange, ids: ArrayLike) -> Array:
 
     Args:
         spec: the table.
-        ids: integers of any shape, MAX_IDS at most.
+        ids: integers of any shape.
 
     Raises:
         IdError: not integers (also floats without fraction, and bools), or one out of range; the
             message names table, value and position in the flattened array.
     """
     array = _as_array(spec, ids)
-    if array.size > MAX_IDS:
-        raise IdError(
-            f"table {spec.name!r}: {array.size} ids in one call, the limit is {MAX_IDS}; call more "
-            "often with fewer",
-            {"table": spec.name},
-        )
     if array.dtype == object:
         return _bits_of_objects(spec, array)
     if array.dtype.kind not in "iu":
         raise _not_integers(spec, array)
     _check_range(spec, array)
     return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64, copy=False)
+
+
+def check_one_request(spec: IdRange, bits: Array) -> None:
+    """Refuse ids that one request does not bring.
+
+    Args:
+        spec: the table.
+        bits: the ids as int64, any shape.
+    """
+    if bits.size > MAX_IDS:
+        raise IdError(
+            f"table {spec.name!r}: {bits.size} ids in one call, the limit is {MAX_IDS}; call more "
+            "often with fewer, such as smaller batches",
+            {"table": spec.name},
+        )
 
 
 def from_bits(spec: IdRange, bits: Array) -> Array:

@@ -22,7 +22,7 @@ from ps.manifest.sharding import deal
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
 from ps.tables.hash_index import new_key
-from ps.tables.ids import as_bits
+from ps.tables.ids import as_bits, check_one_request
 from ps.tables.kernels import NUM_BUCKETS
 from rpc.field_texts import with_field_texts
 
@@ -134,6 +134,7 @@ class Router:
             IdError: see ps.tables.ids.
         """
         bits = as_bits(self.spec, ids)
+        check_one_request(self.spec, bits)
         flat = np.ascontiguousarray(bits.reshape(-1))
         ends = np.empty(self._num_parts, np.int64)
         unique, inverse = arranged(flat, self._parts, ends, self._key)

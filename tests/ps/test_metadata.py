@@ -185,7 +185,7 @@ def test_what_is_no_note_is_refused():
                 PSSettingsError, match=r"metadata .* (cannot be kept|has 1048578 bytes)"
             ):
                 client.set_metadata(name, value)
-        with pytest.raises(PSSettingsError, match="comes with a push may have 4096"):
+        with pytest.raises(PSSettingsError, match="comes with a push may have 32768"):
             pushed("a", "x" * MAX_PUSHED_LENGTH)
         request = messages.SetMetadata(Number(1, 1), "a")
         for server, payload, match in (

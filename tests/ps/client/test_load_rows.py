@@ -150,6 +150,17 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(monkeypatch):
         assert not set(rows_of(client)) - {3}
 
 
+def test_rows_of_more_ids_than_one_request_has_are_loaded_in_several(monkeypatch):
+    monkeypatch.setattr(tables, "LOAD_BYTES", 1000)  # 41 rows
+    monkeypatch.setattr("ps.tables.ids.MAX_IDS", 41)
+    with cluster() as bed:
+        client = started(bed, user())
+        assert client.tables.load_rows("user", IDS, VALUES) == IDS.size
+        assert len(rows_of(client)) == IDS.size
+        with pytest.raises(IdError, match=r"300 ids in one call, the limit is 41.*smaller batches"):
+            client.tables.lookup({"user": IDS})
+
+
 def test_of_the_workers_only_the_chief_loads_and_a_spark_task_may():
     with cluster(num_workers=2) as bed:
         chief, other = bed.workers(user(), filled(user()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,10 @@ def test_versions_of_another_kind_and_copies_of_a_host_are_not_compared():
         servers = Servers()
         stand(servers, tuple(written(before, root=root)), row=3)
         assert resumed(servers, written(now, root=root)) == 1
+
+
+def test_the_position_in_a_thousand_pieces_side_by_side_comes_with_a_push():
+    front = Front(tuple((piece, 9_999_999) for piece in range(9000, 10_000)), 10_000)
+    place = EpochPosition(99, front=front, taken=1, rows=65_536, end=front, width=1000)
+    own = Position("f" * 24, 2**31, 65_536, 9, 999, 1000, place, "v" * 60, "c" * 24)
+    assert json.loads(pushed(position_name("rows", 999), own).text)["place"][5][1] == 10_000

@@ -17,6 +17,8 @@ import numpy as np
 from ps.client.retry import READY_TIMEOUT_S
 from ps.manifest.manifest import GroupSpec, Manifest
 from ps.manifest.sharding import bucket_bytes_for
+from ps.manifest.shares import shares
+from ps.protocol.messages import MAX_WAIT_S
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
 from tfos.keras.embedding.table_settings import differences
@@ -31,6 +33,8 @@ the servers' kernels. They include sending the values to the servers and to all 
 GB take 85 s at 10 Gb/s, and a step never moves more."""
 _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
+SLOW_BYTES_PER_S = 50e6
+"""What a server moves at least, each way: less than half of 1 Gb/s."""
 
 
 def limit_s(client: Any) -> float:
@@ -40,6 +44,17 @@ def limit_s(client: Any) -> float:
         client: the process's PSClient.
     """
     return ATTACH_TIMEOUT_S + max(0.0, float(client.restore_s) - READY_TIMEOUT_S)
+
+
+def push_s(client: Any, num_workers: int) -> float:
+    """Return the seconds in which a slow server takes and gives the values of all workers at once.
+
+    Args:
+        client: the process's PSClient, attached.
+        num_workers: number of workers.
+    """
+    share_bytes = max(shares(client.manifest.without_frozen(), client.num_servers))
+    return min(num_workers * share_bytes / SLOW_BYTES_PER_S, MAX_WAIT_S)
 
 
 def attach(

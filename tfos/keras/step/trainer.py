@@ -214,10 +214,11 @@ class PSTrainer:
         found = variables.collect(model, self.optimizer)
         before = attach.attach(client, model, found, self.settings, seeds=seeds)
         attach.draw_apart(model, self.ctx.worker_rank)
+        ctx = self.ctx
+        client.timeout_s = max(client.timeout_s, attach.push_s(client, ctx.num_workers))
         if self.waits:
             client.timeout_s = max(client.timeout_s, BARRIER_TIMEOUT_S)
             self.workers.attached()
-        ctx = self.ctx
         load_layer_rows(found.embeddings, client, is_chief=ctx.is_chief, save=ctx.save_now)
         step = GradientStep(
             model,
