@@ -38,6 +38,7 @@ NO_LAST_SAVE = (
     "Use ClusterConfig(checkpoints=Checkpoints(..., every_s=...)), which saves while they train"
 )
 """Warning of a cluster without servers that is to save at its end; takes the directory."""
+_PYTHON_WORKER = "spark.python.worker"
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
 """Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
@@ -76,11 +77,11 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "ClusterConfig(allow_speculation=True) as config= to reserve() or KerasEstimator(), or "
             "as cluster_config= to Orca's from_keras(), and exactly_once=True to train()."
         )
-    check_python_memory(conf)
+    check_python_workers(conf)
 
 
-def check_python_memory(conf: Mapping[str, str]) -> None:
-    """Refuse a limit of Spark's Python workers under which TensorFlow cannot train.
+def check_python_workers(conf: Mapping[str, str]) -> None:
+    """Refuse limits of Spark's Python workers under which nodes are ended or cannot train.
 
     Args:
         conf: Spark's settings.
@@ -88,6 +89,13 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
     Raises:
         ConfigError: has the limit and what to set instead.
     """
+    idle, kills = f"{_PYTHON_WORKER}.idleTimeoutSeconds", f"{_PYTHON_WORKER}.killOnIdleTimeout"
+    if is_true(conf, kills) and (idle_s := conf.get(idle, "0")) not in ("0", "0s"):
+        raise ConfigError(
+            f"{kills}=true with {idle}={idle_s}: Spark ends a task that sends it nothing for that "
+            "long, and the task of a node sends nothing while its node trains, that of a feed "
+            f"nothing while it waits for workers. Set {kills}=false."
+        )
     limit = conf.get("spark.executor.pyspark.memory")
     if not limit or not executor_memory.mib(limit):
         return

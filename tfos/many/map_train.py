@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from tfos.console.console import Console
-from tfos.driver.preflight import check_python_memory, check_timeout
+from tfos.driver.preflight import check_python_workers, check_timeout
 from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.many import groups
@@ -160,7 +160,7 @@ def _check_spark(conf: Mapping[str, str]) -> None:
             "spark.speculation=true: Spark starts a slot that trains for long a second time, and "
             "that one ends the first and trains its items again. Set it to false."
         )
-    check_python_memory(conf)
+    check_python_workers(conf)
 
 
 def _pickled_function(fn: Callable[..., Any]) -> bytes:

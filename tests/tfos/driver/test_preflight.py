@@ -54,6 +54,15 @@ def test_a_limit_above_what_tensorflow_maps_is_the_users_choice(limit):
     preflight.check_spark(conf, ClusterConfig())
 
 
+@pytest.mark.fault("F22")
+def test_an_end_of_idle_python_workers_is_refused_since_a_node_task_says_nothing():
+    limit, kills = "spark.python.worker.idleTimeoutSeconds", "spark.python.worker.killOnIdleTimeout"
+    with pytest.raises(ConfigError, match=rf"{kills}=true with {limit}=60s.*Set {kills}=false"):
+        preflight.check_spark({limit: "60s", kills: "true"}, ClusterConfig())
+    for harmless in ({limit: "60s"}, {kills: "true"}, {limit: "0", kills: "true"}):
+        preflight.check_spark(harmless, ClusterConfig())
+
+
 def test_ordinary_settings_pass():
     preflight.check_spark({"spark.executor.memory": "4g"}, ClusterConfig())
 

@@ -18,11 +18,13 @@ from tfos.errors import ConfigError
     [
         ("spark.speculation", "true", "ends the first and trains its items again. Set it to false"),
         ("spark.executor.pyspark.memory", "2g", "RLIMIT_AS.*2048 MiB.*Unset it and set"),
+        ("spark.python.worker.killOnIdleTimeout", "true", "Set .*killOnIdleTimeout=false"),
     ],
 )
 def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(name, value, text):
     spark: Any = FakeSpark()
-    spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value)])
+    idle = ("spark.python.worker.idleTimeoutSeconds", "60")
+    spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value), idle])
 
     def broadcast(value):
         raise AssertionError("the run starts")
