@@ -51,18 +51,17 @@ LAST_CHECKPOINT = "parameters of an interrupted cluster"
 OUTPUTS = "the workers' outputs"
 
 
-def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
+def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
     """Refuse Spark settings under which nodes would be removed, doubled or starved.
 
     Args:
-        conf: Spark's settings.
+        facts: the SparkContext's facts.
         config: the cluster's.
 
     Raises:
         ConfigError: names the setting, its value and what to do.
     """
-    is_dynamic = is_true(conf, "spark.dynamicAllocation.enabled")
-    if is_dynamic and fixed_executors(conf) is None and not config.allow_dynamic:
+    if facts.is_dynamic and fixed_executors(facts.conf) is None and not config.allow_dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
             "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
@@ -70,14 +69,14 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "ClusterConfig(allow_dynamic=True) as config= to reserve() or KerasEstimator(), or as "
             "cluster_config= to Orca's from_keras()."
         )
-    if is_true(conf, "spark.speculation") and not config.allow_speculation:
+    if facts.is_speculative and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time, and rows "
             "of a feed task that runs twice train twice. Set it to false, or pass "
             "ClusterConfig(allow_speculation=True) as config= to reserve() or KerasEstimator(), or "
             "as cluster_config= to Orca's from_keras(), and exactly_once=True to train()."
         )
-    check_python_workers(conf)
+    check_python_workers(facts.conf)
 
 
 def check_python_workers(conf: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from tfos.errors import ConfigError
 )
 def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(name, value, text):
     spark: Any = FakeSpark()
+    spark.master = "yarn"
     idle = ("spark.python.worker.idleTimeoutSeconds", "60")
     spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value), idle])
 
