@@ -169,6 +169,8 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         sizes = _products(offer) if needs.is_plain else _capacities(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
+    if excluded := ", ".join(each.executor_id for each in offer.executors if not each.slots):
+        seen += f"; Spark excludes {excluded} after failed tasks (spark.excludeOnFailure.*)"
     busy = offer.busy - offer.launching
     held = f", {busy} of them held by running tasks" if busy else ""
     if not needs.is_plain and busy:
@@ -217,7 +219,7 @@ def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
     """
     if not needs.num_fed or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
-    if any(executor.slots < 2 for executor in offer.executors):
+    if any(0 < executor.slots < 2 for executor in offer.executors):
         return False
     return fit.left_slots >= needs.num_fed
 
