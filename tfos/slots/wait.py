@@ -127,6 +127,11 @@ class SlotWait:
             held = offer.busy + offer.claimed
             cores = math.ceil((self.needs.num_slots + held) * offer.task.cores)
             return f"Lower cluster_size or start the driver with --master 'local[{cores}]'."
+        if self.config.allow_dynamic:
+            return (
+                "Lower cluster_size or raise spark.dynamicAllocation.minExecutors: Spark asks for "
+                "more executors only for the tasks of a job, and nodes start once all have a slot."
+            )
         return _ADVICE
 
     def until(self, offer: Offer) -> str:
