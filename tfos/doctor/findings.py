@@ -113,7 +113,7 @@ def of_settings(facts: SparkFacts) -> list[Finding]:
     """
     found: list[Finding] = []
     try:
-        preflight.check_spark(facts.conf, ClusterConfig())
+        preflight.check_spark(facts, ClusterConfig())
         memory = executor_memory.of_settings(facts.conf, facts.master)
         notes = preflight.notes(facts, memory.slots)  # as many nodes as an executor may be given
         found += [Finding("settings", Level.WARNING, note) for note in notes]

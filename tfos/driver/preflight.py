@@ -38,6 +38,7 @@ NO_LAST_SAVE = (
     "Use ClusterConfig(checkpoints=Checkpoints(..., every_s=...)), which saves while they train"
 )
 """Warning of a cluster without servers that is to save at its end; takes the directory."""
+_PYTHON_WORKER = "spark.python.worker"
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
 """Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
@@ -50,18 +51,17 @@ LAST_CHECKPOINT = "parameters of an interrupted cluster"
 OUTPUTS = "the workers' outputs"
 
 
-def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
+def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
     """Refuse Spark settings under which nodes would be removed, doubled or starved.
 
     Args:
-        conf: Spark's settings.
+        facts: the SparkContext's facts.
         config: the cluster's.
 
     Raises:
         ConfigError: names the setting, its value and what to do.
     """
-    is_dynamic = is_true(conf, "spark.dynamicAllocation.enabled")
-    if is_dynamic and fixed_executors(conf) is None and not config.allow_dynamic:
+    if facts.is_dynamic and fixed_executors(facts.conf) is None and not config.allow_dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
             "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
@@ -69,18 +69,18 @@ def check_spark(conf: Mapping[str, str], config: ClusterConfig) -> None:
             "ClusterConfig(allow_dynamic=True) as config= to reserve() or KerasEstimator(), or as "
             "cluster_config= to Orca's from_keras()."
         )
-    if is_true(conf, "spark.speculation") and not config.allow_speculation:
+    if facts.is_speculative and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time, and rows "
             "of a feed task that runs twice train twice. Set it to false, or pass "
             "ClusterConfig(allow_speculation=True) as config= to reserve() or KerasEstimator(), or "
             "as cluster_config= to Orca's from_keras(), and exactly_once=True to train()."
         )
-    check_python_memory(conf)
+    check_python_workers(facts.conf)
 
 
-def check_python_memory(conf: Mapping[str, str]) -> None:
-    """Refuse a limit of Spark's Python workers under which TensorFlow cannot train.
+def check_python_workers(conf: Mapping[str, str]) -> None:
+    """Refuse limits of Spark's Python workers under which nodes are ended or cannot train.
 
     Args:
         conf: Spark's settings.
@@ -88,6 +88,13 @@ def check_python_memory(conf: Mapping[str, str]) -> None:
     Raises:
         ConfigError: has the limit and what to set instead.
     """
+    idle, kills = f"{_PYTHON_WORKER}.idleTimeoutSeconds", f"{_PYTHON_WORKER}.killOnIdleTimeout"
+    if is_true(conf, kills) and (idle_s := conf.get(idle, "0")) not in ("0", "0s"):
+        raise ConfigError(
+            f"{kills}=true with {idle}={idle_s}: Spark ends a task that sends it nothing for that "
+            "long, and the task of a node sends nothing while its node trains, that of a feed "
+            f"nothing while it waits for workers. Set {kills}=false."
+        )
     limit = conf.get("spark.executor.pyspark.memory")
     if not limit or not executor_memory.mib(limit):
         return

@@ -228,7 +228,7 @@ def _context(spark: Any, request: ReservationRequest) -> tuple[Any, spark_facts.
     """
     sc = spark_facts.classic_context(spark)
     facts = spark_facts.read_facts(sc)
-    preflight.check_spark(facts.conf, request.config)
+    preflight.check_spark(facts, request.config)
     if request.plan.servers_at_driver:
         server_address.check_servers_here(os.environ, facts)
     leave_interrupts_to_python(sc)

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from tfos.console.console import Console
-from tfos.driver.preflight import check_python_memory, check_timeout
+from tfos.driver.preflight import check_python_workers, check_timeout
 from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.many import groups
@@ -30,7 +30,7 @@ from tfos.many.launch import (
 )
 from tfos.many.results import ClaimedResults, ResultsDirectory
 from tfos.many.trainings import ManyTrainings
-from tfos.spark.facts import SparkFacts, active_context, classic_context, is_true, read_facts
+from tfos.spark.facts import SparkFacts, active_context, classic_context, read_facts
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.jvm_signals import leave_interrupts_to_python
 from tfos.spark.pickling import pickle_main_fun
@@ -89,7 +89,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     given = groups.context_of(items) if groups.is_grouped(items) else sc or active_context()
     context, wait_s = classic_context(given), check_timeout("slot_wait_s", slot_wait_s)
     facts = read_facts(context)
-    _check_spark(facts.conf)
+    _check_spark(facts)
     place = RunPlace(context, facts, Console(enabled=verbose), wait_s)
     options = RunOptions(slots, retries, timeout_s, _pickled_function(fn))
     trainings = _uninterrupted(place, lambda: _started(place, options, items, fn, results_dir))
@@ -153,14 +153,14 @@ def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: o
         raise SettingsError(f"retries must be an int >= 0, got {retries!r}")
 
 
-def _check_spark(conf: Mapping[str, str]) -> None:
+def _check_spark(facts: SparkFacts) -> None:
     """Refuse Spark settings that would duplicate or starve slots."""
-    if is_true(conf, "spark.speculation"):
+    if facts.is_speculative:
         raise ConfigError(
             "spark.speculation=true: Spark starts a slot that trains for long a second time, and "
             "that one ends the first and trains its items again. Set it to false."
         )
-    check_python_memory(conf)
+    check_python_workers(facts.conf)
 
 
 def _pickled_function(fn: Callable[..., Any]) -> bytes:

@@ -20,7 +20,7 @@ class ExecutorSlots:
     executor_id: str
     host: str
     slots: int
-    """Number of tasks that it runs at once: cores / spark.task.cpus."""
+    """Number of tasks that it runs at once: cores / spark.task.cpus; 0: Spark has excluded it."""
     busy: int = 0
     """Slots that tasks of this application hold on it now."""
     capacity: NodeShare | None = None

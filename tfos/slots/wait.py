@@ -127,6 +127,11 @@ class SlotWait:
             held = offer.busy + offer.claimed
             cores = math.ceil((self.needs.num_slots + held) * offer.task.cores)
             return f"Lower cluster_size or start the driver with --master 'local[{cores}]'."
+        if self.config.allow_dynamic:
+            return (
+                "Lower cluster_size or raise spark.dynamicAllocation.minExecutors: Spark asks for "
+                "more executors only for the tasks of a job, and nodes start once all have a slot."
+            )
         return _ADVICE
 
     def until(self, offer: Offer) -> str:
@@ -169,6 +174,8 @@ def shortage(needs: SlotNeeds, offer: Offer) -> str:
         names = ", ".join(executor.executor_id for executor in offer.executors)
         sizes = _products(offer) if needs.is_plain else _capacities(offer)
         seen = f"executor{'s' if len(offer.executors) > 1 else ''} {names}: {sizes}"
+    if excluded := ", ".join(each.executor_id for each in offer.executors if not each.slots):
+        seen += f"; Spark excludes {excluded} after failed tasks (spark.excludeOnFailure.*)"
     busy = offer.busy - offer.launching
     held = f", {busy} of them held by running tasks" if busy else ""
     if not needs.is_plain and busy:
@@ -217,7 +224,7 @@ def workers_hold_slots(needs: SlotNeeds, offer: Offer, fit: Fit) -> bool:
     """
     if not needs.num_fed or all(node.group != WORKER_NODES for node in needs.nodes):
         return True
-    if any(executor.slots < 2 for executor in offer.executors):
+    if any(0 < executor.slots < 2 for executor in offer.executors):
         return False
     return fit.left_slots >= needs.num_fed
 

@@ -48,8 +48,13 @@ class SparkFacts:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether Spark adds and removes executors."""
-        return is_true(self.conf, "spark.dynamicAllocation.enabled")
+        """Whether Spark adds and removes executors; it never does so within the driver's Java."""
+        return not self.is_in_driver and is_true(self.conf, "spark.dynamicAllocation.enabled")
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether Spark starts a slow task twice; it never does so within the driver's Java."""
+        return not self.is_in_driver and is_true(self.conf, "spark.speculation")
 
     @property
     def task_resources(self) -> dict[str, float]:

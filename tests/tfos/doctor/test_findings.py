@@ -230,7 +230,7 @@ def settings(master: str, **conf: str) -> list[Finding]:
 
 def test_settings_say_what_reserve_would():
     assert [each.level for each in settings("local[4]")] == [Level.OK]
-    [refused] = settings("local[4]", spark_speculation="true")
+    [refused] = settings("yarn", spark_speculation="true")
     assert (refused.level, "spark.speculation=true" in refused.text) == (Level.PROBLEM, True)
     warned = settings("yarn", spark_executor_memory="512m")
     assert {each.level for each in warned} == {Level.WARNING}

@@ -21,12 +21,16 @@ def _facts(master: str, **conf: str) -> facts.SparkFacts:
     return facts.SparkFacts(master, "app", settings, "hdfs://nn:8020")
 
 
+def _settings(conf: dict[str, str], master: str = "yarn") -> facts.SparkFacts:
+    return facts.SparkFacts(master, "app", conf, "hdfs://nn:8020")
+
+
 @pytest.mark.fault("F22")
 def test_dynamic_allocation_is_refused_unless_allowed():
     conf = {"spark.dynamicAllocation.enabled": "true"}
     with pytest.raises(ConfigError, match=r"ClusterConfig\(allow_dynamic=True\).* cluster_config="):
-        preflight.check_spark(conf, ClusterConfig())
-    preflight.check_spark(conf, ClusterConfig(allow_dynamic=True))
+        preflight.check_spark(_settings(conf), ClusterConfig())
+    preflight.check_spark(_settings(conf), ClusterConfig(allow_dynamic=True))
 
 
 @pytest.mark.fault("F22")
@@ -35,14 +39,23 @@ def test_speculation_is_refused_unless_allowed():
     with pytest.raises(
         ConfigError, match=r"ClusterConfig\(allow_speculation=True\).* cluster_config="
     ):
-        preflight.check_spark(conf, ClusterConfig())
-    preflight.check_spark(conf, ClusterConfig(allow_speculation=True))
+        preflight.check_spark(_settings(conf), ClusterConfig())
+    preflight.check_spark(_settings(conf), ClusterConfig(allow_speculation=True))
+
+
+@pytest.mark.fault("F22")
+@pytest.mark.parametrize("name", ["spark.dynamicAllocation.enabled", "spark.speculation"])
+def test_settings_of_a_cluster_that_a_local_master_ignores_pass_there(name: str):
+    """A gateway's spark-defaults.conf is that of its cluster."""
+    preflight.check_spark(_settings({name: "true"}, "local[4]"), ClusterConfig())
+    with pytest.raises(ConfigError, match=name):
+        preflight.check_spark(_settings({name: "true"}, "local-cluster[2,1,1024]"), ClusterConfig())
 
 
 def test_a_limit_on_the_address_space_is_refused_with_the_arithmetic():
     conf = {"spark.executor.pyspark.memory": "2g", "spark.executor.cores": "2"}
     with pytest.raises(ConfigError) as caught:
-        preflight.check_spark(conf, ClusterConfig())
+        preflight.check_spark(_settings(conf), ClusterConfig())
     assert "1024 MiB (2g / 2 cores)" in str(caught.value)
     assert "spark.executor.memoryOverhead=4096m" in str(caught.value)
     assert "maps up to 4096 MiB before any model" in str(caught.value)
@@ -51,11 +64,20 @@ def test_a_limit_on_the_address_space_is_refused_with_the_arithmetic():
 @pytest.mark.parametrize("limit", ["0", "8g", "64g"])
 def test_a_limit_above_what_tensorflow_maps_is_the_users_choice(limit):
     conf = {"spark.executor.pyspark.memory": limit, "spark.executor.cores": "2"}
-    preflight.check_spark(conf, ClusterConfig())
+    preflight.check_spark(_settings(conf), ClusterConfig())
+
+
+@pytest.mark.fault("F22")
+def test_an_end_of_idle_python_workers_is_refused_since_a_node_task_says_nothing():
+    limit, kills = "spark.python.worker.idleTimeoutSeconds", "spark.python.worker.killOnIdleTimeout"
+    with pytest.raises(ConfigError, match=rf"{kills}=true with {limit}=60s.*Set {kills}=false"):
+        preflight.check_spark(_settings({limit: "60s", kills: "true"}), ClusterConfig())
+    for harmless in ({limit: "60s"}, {kills: "true"}, {limit: "0", kills: "true"}):
+        preflight.check_spark(_settings(harmless), ClusterConfig())
 
 
 def test_ordinary_settings_pass():
-    preflight.check_spark({"spark.executor.memory": "4g"}, ClusterConfig())
+    preflight.check_spark(_settings({"spark.executor.memory": "4g"}), ClusterConfig())
 
 
 def test_restarts_are_warned_of_where_spark_ends_a_job_at_its_first_lost_executor():

@@ -62,9 +62,9 @@ def test_a_result_that_a_mounted_directory_shows_late_is_seen(tmp_path, monkeypa
     _seen_from_here(results, work.names, {})(0)
 
 
-def place(spark: Any, **conf: str) -> RunPlace:
+def place(spark: Any, master: str = "local[2]", **conf: str) -> RunPlace:
     facts = SparkFacts(
-        master="local[2]",
+        master=master,
         app_name="",
         conf={"spark.driver.host": "127.0.0.1", **conf},
         default_fs="file:///",
@@ -114,9 +114,9 @@ def test_the_driver_listens_for_slots_where_the_environment_says(monkeypatch):
 def test_slots_are_asked_of_a_spark_that_makes_executors_for_jobs_alone():
     spark = FakeSpark(slots=0)
     dynamic = {"spark.dynamicAllocation.enabled": "true"}
-    assert place(spark, **dynamic).count_slots(3) == 3
+    assert place(spark, "yarn", **dynamic).count_slots(3) == 3
     with pytest.raises(SettingsError, match=r"enabled=true has left no executor: pass slots=N"):
-        place(spark, **dynamic).count_slots(None)
+        place(spark, "yarn", **dynamic).count_slots(None)
     with pytest.raises(NotEnoughSlots, match="no executor has registered within 0 s"):
         place(spark).count_slots(3)
 

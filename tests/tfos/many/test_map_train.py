@@ -18,15 +18,20 @@ from tfos.errors import ConfigError
     [
         ("spark.speculation", "true", "ends the first and trains its items again. Set it to false"),
         ("spark.executor.pyspark.memory", "2g", "RLIMIT_AS.*2048 MiB.*Unset it and set"),
+        ("spark.python.worker.killOnIdleTimeout", "true", "Set .*killOnIdleTimeout=false"),
     ],
 )
-def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(name, value, text):
+def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(
+    name, value, text, monkeypatch
+):
     spark: Any = FakeSpark()
-    spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value)])
+    spark.master = "yarn"
+    idle = ("spark.python.worker.idleTimeoutSeconds", "60")
+    spark.getConf = lambda: types.SimpleNamespace(getAll=lambda: [(name, value), idle])
 
-    def broadcast(value):
+    def started(*_):
         raise AssertionError("the run starts")
 
-    spark.broadcast = broadcast
+    monkeypatch.setattr("tfos.many.map_train._started", started)
     with pytest.raises(ConfigError, match=rf"{name}={value}.*{text}"):
         tfos.map_train([1], abs, sc=spark)

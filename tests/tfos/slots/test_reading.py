@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tfos.config import ClusterConfig
+from tfos.errors import NotEnoughSlots
 from tfos.slots.offer import Offer
+from tfos.slots.placing import PlacedNode, SlotNeeds
 from tfos.slots.reading import read_offer
+from tfos.slots.wait import SlotWait
 from tfos.spark.facts import SparkFacts
+from tfos.spark.shares import ONE_CORE
 
 FACTS = SparkFacts("spark://h:7077", "app", {}, "file://")
 
@@ -34,13 +40,16 @@ def of(*items: Any) -> Any:
     return SimpleNamespace(iterator=lambda: Iterator(list(items)))
 
 
-def offer_of(executors: dict[str, tuple[int, int]], facts: SparkFacts = FACTS) -> Offer:
+def offer_of(
+    executors: dict[str, tuple[int, int]], facts: SparkFacts = FACTS, excluded: str = ""
+) -> Offer:
     """Return the offer of executors of 2 cores, by name: free cores and running tasks."""
     summaries = [
         SimpleNamespace(
             id=lambda name=name: name,
             hostPort=lambda: "h:1",
             maxTasks=lambda: 2,
+            isExcluded=lambda name=name: name == excluded,
             totalCores=lambda: 2,
             resourceProfileId=lambda: 0,
             resources=lambda: SimpleNamespace(contains=lambda name: False),
@@ -69,6 +78,16 @@ def test_an_executor_that_sets_itself_up_is_awaited_and_not_busy():
     offer = offer_of({"0": (0, 0), "1": (2, 0)})
     assert [each.is_launching for each in offer.executors] == [True, False]
     assert (offer.total, offer.free, offer.launching) == (4, 2, 2)
+
+
+@pytest.mark.fault("F18")
+def test_an_executor_that_spark_has_excluded_has_no_slot_and_is_named():
+    offer = offer_of({"0": (2, 0), "1": (2, 0)}, excluded="0")
+    assert (offer.total, offer.free, offer.launching) == (2, 2, 0)
+    needs = SlotNeeds("3 workers", tuple(PlacedNode(n, "workers", ONE_CORE) for n in "abc"))
+    wait = SlotWait(needs, ClusterConfig(), started_s=0.0)
+    with pytest.raises(NotEnoughSlots, match=r"offers 2 .*Spark excludes 0 after failed tasks"):
+        wait.ready(replace(offer, expected=2), 0.0)
 
 
 def test_executors_with_running_tasks_are_busy_as_far_as_they_are():

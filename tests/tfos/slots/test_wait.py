@@ -78,6 +78,13 @@ def test_the_next_step_gives_slots_on_this_master(master, step):
     assert str(caught.value).endswith(step)
 
 
+def test_executors_that_spark_makes_for_jobs_alone_are_asked_for_by_their_least_number():
+    wait = _wait(2, allow_dynamic=True)
+    wait.ready(_offer(), 0.0)
+    with pytest.raises(NotEnoughSlots, match=r"raise spark\.dynamicAllocation\.minExecutors"):
+        wait.ready(_offer(), 1e6)
+
+
 def test_the_local_master_that_is_named_has_room_for_what_runs_and_cores_per_task():
     wait = replace(_wait(4), master="local[3]")
     offer = replace(_offer(2, slots=3), claimed=1, task=NodeShare(2, 0))
