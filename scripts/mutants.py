@@ -13,6 +13,7 @@ be imported or fails with another exception proves nothing: any damage does that
 from __future__ import annotations
 
 import argparse
+import ast
 import enum
 import json
 import os
@@ -53,13 +54,18 @@ class Mutant:
     def why_stale(self, root: Path = ROOT) -> str:
         """Return why the list no longer matches the checkout; empty if it does."""
         path = root / self.file
-        found = path.read_text().count(self.old) if path.exists() else 0
+        whole = path.read_text() if path.exists() else ""
+        found = whole.count(self.old)
         if found != self.times:
             return (
                 f"its text is {found} times in {self.file}, expected {self.times}: update the list"
             )
         if self.old == self.new:
             return "it changes nothing: update the list"
+        try:
+            ast.parse(whole.replace(self.old, self.new))
+        except SyntaxError as error:
+            return f"without it {self.file} is no Python, {error}: update the list"
         for test in self.tests:
             file, _, name = test.partition("::")
             function = name.rpartition("::")[2].partition("[")[0]

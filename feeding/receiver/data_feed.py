@@ -104,8 +104,8 @@ class DataFeed:
             return {tensor: columns[column] for column, tensor in self._mapping.items()}
         by_name = self._has_names(batch.schema)
         values: Iterable[Any] = batch.arrays
-        if _are_vectors_of(batch.schema, len(self._mapping)):
-            values = np.moveaxis(batch.nest(), 1, 0)
+        if len(self._mapping) > 1 and _are_vectors(batch.schema):
+            values = self._values(list(np.moveaxis(batch.nest(), 1, 0)), by_name=False)
         elif by_name or len(columns) != len(self._mapping):
             values = self._values(batch.nest(), by_name=by_name)
         return dict(zip(self._mapping.values(), values, strict=True))
@@ -231,12 +231,10 @@ class DataFeed:
         return values
 
 
-def _are_vectors_of(schema: Schema, num_values: int) -> bool:
-    """Return whether rows are lists or tuples of numbers that fill several tensors by position."""
-    if schema.layout is not None or num_values == 1:
-        return False
+def _are_vectors(schema: Schema) -> bool:
+    """Return whether rows are lists or tuples of equally many numbers, as values by position."""
     spec = schema.columns[0]
-    return spec.value in ("list", "tuple") and spec.shape[:1] == (num_values,)
+    return schema.layout is None and spec.value in ("list", "tuple") and spec.shape != ()
 
 
 def _misfit(mapping: Mapping[str, str], num_values: int) -> SchemaError:

@@ -69,9 +69,9 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def without_limit(*names: str, old: str = "if n > 3:") -> Mutant:
+def without_limit(*names: str, old: str = "if n > 3:", new: str = "if False:") -> Mutant:
     tests = tuple(f"test_shop.py::test_{name}" for name in names)
-    return Mutant("any number is taken", "shop.py", old, "if False:", tests)
+    return Mutant("any number is taken", "shop.py", old, new, tests)
 
 
 @pytest.mark.slow
@@ -85,6 +85,7 @@ def test_an_assertion_an_error_and_nothing_are_told_apart(
         without_limit("passes"): End.NOT_FOUND,
         without_limit("refuses", "fails_always"): End.BROKEN,
         without_limit("refuses", old="if n > 4:"): End.STALE,
+        without_limit("refuses", new="if False"): End.STALE,  # no Python
         without_limit("of_yesterday"): End.STALE,
     }
     whole = (shop / "shop.py").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import types
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -32,6 +33,9 @@ pytestmark = pytest.mark.socket
 class Jobs:
     def __init__(self) -> None:
         self.ended = 0
+
+    def is_bringing(self, ended: Collection[str]) -> bool:
+        return False
 
     def end(self, timeout_s: float) -> bool:
         self.ended += 1

@@ -152,6 +152,8 @@ def test_numpys_bools_among_ints_are_ints():
 def test_numpys_unsigned_ints_beside_other_ints_stay_ints(nest):
     """Their common dtype in numpy is float64, which has one number for both of these."""
     for other in (5, np.int64(5)):
+        small = packed(Packer(FeedConfig()), [nest([np.uint64(7), other])])
+        assert small.meta.schema.columns[0].dtype == "int64"
         rows = [nest([np.uint64(2**53 + 1), other]), nest([np.uint64(2**53), other])]
         chunk = packed(Packer(FeedConfig()), rows)
         assert chunk.meta.schema.columns[0].dtype == "int64"

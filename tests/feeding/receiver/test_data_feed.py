@@ -321,10 +321,12 @@ def test_arrays_of_nested_rows_are_mapped_by_position_too():
     assert found == {"x": [1, 3], "y": ["a", "b"], "z": [2, 4]}
 
 
-def test_input_mapping_that_does_not_fit_says_both_numbers():
-    _, feed = make([[(1, 2, 3)]], input_mapping={"a": "A", "b": "B"})
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+@pytest.mark.parametrize("row", [(1, 2, 3), [1, 2, 3]], ids=["tuple", "list"])
+def test_input_mapping_that_does_not_fit_says_both_numbers(row, call):
+    _, feed = make([[row]], input_mapping={"a": "A", "b": "B"})
     with pytest.raises(SchemaError, match=r"names 2 columns \['a', 'b'\], a row has 3 values"):
-        feed.next_batch(9)
+        getattr(feed, call)(9)
 
 
 def test_terminate_counts_the_rest_as_dropped():

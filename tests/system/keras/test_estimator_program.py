@@ -756,6 +756,7 @@ def test_a_model_without_an_optimizer_is_evaluated_and_refused_by_a_fit(tmp_path
         ):
             each.build()
     (tmp_path / "m.keras").write_bytes(recipe.content)
+    monkeypatch.setattr("tfos.estimators.training._trained", lambda *_: pytest.fail("nodes start"))
     estimator = Estimator(ModelRecipe(), {}, FitSettings(), None)
     estimator.load(str(tmp_path / "m.keras"))
     with pytest.raises(NotCompiled, match=r"without an optimizer.*compile\(optimizer="):

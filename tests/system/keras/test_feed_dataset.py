@@ -821,6 +821,7 @@ def test_a_batch_that_is_looked_at_behind_a_fit_that_was_stopped_is_trained_by_t
 
         stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
         model.fit(dataset, verbose=0, callbacks=[stops])
+        next(dataset)
         next(iter(dataset))
         model.fit(dataset, verbose=0)
         assert cluster.rows(0) == 40

@@ -21,7 +21,7 @@ from tfos.timeseries import windows
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(170),
+    pytest.mark.timeout(170, func_only=True),  # not of Spark, which starts first
     pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True),
 ]
 

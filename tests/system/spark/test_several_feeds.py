@@ -8,7 +8,7 @@ from tfos.errors import FeedTimeout, SettingsError
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(170),
+    pytest.mark.timeout(170, func_only=True),  # not of Spark, which starts first
     pytest.mark.parametrize("spark", ["local[4]"], indirect=True),
 ]
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.support.fake_spark import FakeSpark
+from tests.support.ps_cluster import run_all
 from tfos.console.console import Console
 from tfos.errors import MapTrainError, NotEnoughSlots
 from tfos.many import run, slot_state
@@ -750,7 +751,7 @@ def test_a_slot_that_alone_has_rows_is_tried_as_long_as_others_train(beds):
         return trains_all(bed, slot, attempt)
 
     bed = beds(act, homes=[0, 0, 1])
-    assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+    assert run_all(bed.trainings.values) == [{"a": 0, "b": 1, "c": 2}]
     assert bed.run._console.flush(WAIT_S)
     told = bed.text.getvalue()
     assert told.count("is started again every 0 s while others train: its job failed: No sp") == 1
@@ -797,7 +798,7 @@ def test_a_slot_that_has_handed_its_values_over_waits_for_jobs_that_took_its_pla
 
     bed = beds(hands_over_once, num_slots=1, are_slots_held=are_slots_held)
     if is_held:
-        assert bed.trainings.values() == {"a": 0, "b": 1, "c": 2}
+        assert run_all(bed.trainings.values) == [{"a": 0, "b": 1, "c": 2}]
         assert bed.run._console.flush(WAIT_S)
         assert (
             bed.text.getvalue().count("other jobs of this program hold all of Spark's slots") == 1

@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,10 @@ class Child:
         return made
 
     def told(self, kind: type[Any]) -> Any:
+        deadline_s = time.monotonic() + WAIT_S
         while not isinstance(told := self.link.receive(WAIT_S), kind):
             assert told is not None
+            assert time.monotonic() < deadline_s, f"no {kind}"  # its progress goes on without
         return told
 
     def close(self) -> None:

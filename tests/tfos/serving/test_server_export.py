@@ -65,16 +65,18 @@ def test_rows_of_a_scan_are_exported_each_once(tmp_path):
 @pytest.mark.fault("F30")
 def test_a_scan_that_a_restart_cuts_is_begun_again(tmp_path, caplog):
     rows = {one: float(one) for one in range(10)}
+    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
+        export(Table(rows, num_cuts=MAX_SCANS), tmp_path / "f")
+    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
+        ServerRows(Table(rows, num_cuts=MAX_SCANS), None).dump("user", 1 << 20)
+    assert caplog.text.count("rows are read again from the start: ps:0 was started") == 4
+    caplog.clear()
     export(Table(rows, num_cuts=MAX_SCANS - 1), tmp_path / "e")
     assert rows_at(tmp_path / "e") == rows
     client = Table(rows, num_cuts=MAX_SCANS - 1)
     keys, found = ServerRows(client, None).dump("user", 1 << 20)
     assert dict(zip(keys.tolist(), found[:, 0].tolist(), strict=True)) == rows
     assert caplog.text.count("rows are read again from the start: ps:0 was started") == 4
-    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
-        export(Table(rows, num_cuts=MAX_SCANS), tmp_path / "f")
-    with pytest.raises(ServerPhaseError, match="ps:0 was started again"):
-        ServerRows(Table(rows, num_cuts=MAX_SCANS), None).dump("user", 1 << 20)
 
 
 def test_a_delta_has_what_is_different_now(tmp_path, cache):
