@@ -392,17 +392,21 @@ def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
                     raise FloatingPointError
             return cast
     except FloatingPointError:
-        numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
-        finite = numbers[np.isfinite(numbers)]
-        how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
-        if name:  # map_fn gets what the cast makes
-            how = (
-                f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."
-            )
-        raise SettingsError(
-            f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
-            f"become infinite in {wanted.name}. {how}"
-        ) from None
+        raise _infinite(values, wanted.name, name) from None
+
+
+def _infinite(values: Array, dtype: str, name: str) -> SettingsError:
+    """Return the error of finite numbers that become infinite in a dtype; `name` as above."""
+    numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
+    finite = numbers[np.isfinite(numbers)]
+    how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
+    if name:  # map_fn gets what the cast makes
+        how = f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."
+    whose = f" of {name}" if name else ""
+    return SettingsError(
+        f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
+        f"become infinite in {dtype}. {how}"
+    )
 
 
 def _check_dtype(dtype: Any) -> None:
