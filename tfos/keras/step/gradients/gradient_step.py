@@ -196,11 +196,8 @@ class GradientStep:
         complete = tf.constant(value=True)
         if self._accumulator is not None:
             gradients, complete = self._accumulator.add(gradients, finite)
-        if self._clips_here and (
-            self._inner.clipnorm or self._inner.global_clipnorm or self._inner.clipvalue
-        ):
-            clipped = self._inner._clip_gradients(list(gradients.values()))
-            gradients = dict(zip(gradients, clipped, strict=True))
+        if self._clips_here:
+            gradients = self._clipped(gradients)
         parts = [
             group.parts([_or_zero(gradients, variable) for variable in group.variables])
             for group in self._variables.trainable
@@ -212,6 +209,13 @@ class GradientStep:
         if self._accumulator is not None:
             self._accumulator.count(finite)
         return logs, parts, statistics, finite, complete, scalars, row_gradients
+
+    def _clipped(self, gradients: dict[int, Any]) -> dict[int, Any]:
+        inner = self._inner
+        if not (inner.clipnorm or inner.global_clipnorm or inner.clipvalue):
+            return gradients
+        clipped = inner._clip_gradients(list(gradients.values()))
+        return dict(zip(gradients, clipped, strict=True))
 
     def _split(
         self, pairs: Sequence[tuple[Any, Any]], used: Sequence[Any]
