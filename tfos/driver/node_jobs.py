@@ -134,16 +134,15 @@ class NodeJobs:
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:
             servers = [(f"ps-{node.index}", (node,)) for node in plan.servers]
-        for role, nodes, hold in (
-            *((*each, True) for each in servers),
-            *(_by_role(plan.tensorflow_servers)),
-            ("workers", plan.workers, workers_hold_slots),
-            ("evaluator", plan.evaluators, workers_hold_slots),
+        for role, nodes in (
+            *servers,
+            *_by_role(plan.tensorflow_servers),
+            ("workers", plan.workers),
+            ("evaluator", plan.evaluators),
         ):
             if not nodes:
                 continue
-            is_here = plan.servers_at_driver and nodes[0].is_ps
-            job = self._job(role, nodes, hold=hold, is_here=is_here)
+            job = self._job(role, nodes, is_here=plan.servers_at_driver and nodes[0].is_ps)
             with self._lock:
                 if self._is_ended:
                     return
@@ -161,8 +160,6 @@ class NodeJobs:
         job = self._job(
             f"{node.role}-{node.index}-{wanted.first_attempt}",
             (node,),
-            hold=node.is_ps or self._workers_hold_slots,
-            is_here=False,
             first_attempt=wanted.first_attempt,
         )
         with self._lock:
@@ -253,11 +250,11 @@ class NodeJobs:
         role: str,
         nodes: tuple[PlannedNode, ...],
         *,
-        hold: bool,
-        is_here: bool,
+        is_here: bool = False,
         first_attempt: int = 0,
     ) -> SparkJob[list[Any]]:
         bundles = self._bundles(nodes)
+        hold = self._workers_hold_slots or not nodes[0].runs_main_fun
         task = NodeTask(hold_slot=hold, versions=versions.installed(), first_attempt=first_attempt)
 
         def run() -> list[Any]:
@@ -297,14 +294,11 @@ def _submit(job: SparkJob[list[Any]]) -> None:
     job.start()
 
 
-def _by_role(
-    nodes: tuple[PlannedNode, ...],
-) -> list[tuple[str, tuple[PlannedNode, ...], bool]]:
+def _by_role(nodes: tuple[PlannedNode, ...]) -> list[tuple[str, tuple[PlannedNode, ...]]]:
     """Return TensorFlow's servers by role: the profiles of roles differ, and a job has one."""
     roles = dict.fromkeys(node.role for node in nodes)
     return [
-        (f"tensorflow-{role}", tuple(node for node in nodes if node.role == role), True)
-        for role in roles
+        (f"tensorflow-{role}", tuple(node for node in nodes if node.role == role)) for role in roles
     ]
 
 

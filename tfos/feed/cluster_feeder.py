@@ -23,7 +23,7 @@ from tfos.feed.epoch import final_line, targets_of
 from tfos.feed.epoch_feeder import EpochFeeder, feed_config
 from tfos.feed.micro_batch import MicroBatch, answer_to
 from tfos.feed.request import FeedCall, FeedCalls, FeedRequest
-from tfos.feed.sources import answers_of, source_of
+from tfos.feed.sources import FeedSource, answers_of, source_of
 from tfos.feed.validation import ValidationPlan, validating
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
@@ -74,53 +74,76 @@ class ClusterFeeder:
             is_abandoned: whether the user's thread no longer waits for this call; wake the
                 coordinator once it changes.
         """
-        feed, num_epochs = request.feed, request.num_epochs
-        source, progress = source_of(request), TrainingProgress(num_epochs)
+        source, progress = source_of(request), TrainingProgress(request.num_epochs)
         count = self._coordinator.read(lambda state: state.epochs.count)
-        done: list[reports.EpochReport] = []
         with (
-            self._calls.enter(feed, is_abandoned, request.feed_timeout_s) as call,
+            self._calls.enter(request.feed, is_abandoned, request.feed_timeout_s) as call,
             validating(request, self._calls, is_abandoned) as validation,
         ):
             try:
-                first = trained = self._resume(call, request, progress)
-                for number in range(first, num_epochs):
-                    if self._has_ended(feed):
-                        self._tell_unfed(trained, request, is_fed=bool(done))
-                        break
-                    progress.start_epoch(number, self._watch.sample(feed))
-                    self._begin_epoch(call)
-                    if validation is not None:
-                        self._begin_epoch(validation.call)
-                    self._set_limit(call)
-                    report = self._epochs.feed(source, call, request, progress, validation)
-                    if report is None or report.dropped_rows:
-                        self._watch.check_not_ending(call)
-                    if report is None:
-                        self._tell_unfed(trained, request, is_fed=bool(done))
-                        break
-                    progress.add(self._watch.sample(feed))
-                    done.append(dataclasses.replace(report, epoch=call.shown_epoch))
-                    self._console.progress(final_line(report, progress), final=True)
-                    # A worker reports its end some time after it: an epoch may be fed until then.
-                    is_left_out = not report.trained_rows and self._is_terminated(feed)
-                    if is_left_out and trained > first:
-                        self._tell_unfed(trained, request)
-                        break
-                    self._warn_untrained(report, call.title)
-                    if report.trained_rows:
-                        trained = number + 1
-                    # Nobody reads the validation of an epoch that no worker trains.
-                    if validation is not None and not is_left_out:
-                        self._validate(validation, number, call.left_out)
+                done = self._feed_epochs(source, call, request, progress, validation)
                 if done:
                     self._await_metrics(call, progress, call.limit_s)
             finally:
                 self._console.end_progress()
-        told = self._coordinator.read(lambda state: state.epochs.since(count, feed))
+        told = self._coordinator.read(lambda state: state.epochs.since(count, request.feed))
         return reports.TrainReport(
             tuple(done), tuple(validation.reports) if validation else (), history_of(told)
         )
+
+    def _feed_epochs(
+        self,
+        source: FeedSource,
+        call: FeedCall,
+        request: FeedRequest,
+        progress: TrainingProgress,
+        validation: ValidationPlan | None,
+    ) -> list[reports.EpochReport]:
+        """Feed the epochs that are left of a call, and validate each, while workers read them."""
+        done: list[reports.EpochReport] = []
+        first = trained = self._resume(call, request, progress)
+        for number in range(first, request.num_epochs):
+            report = self._feed_epoch(number, source, call, request, progress, validation)
+            if report is None:
+                self._tell_unfed(trained, request, is_fed=bool(done))
+                break
+            progress.add(self._watch.sample(call.feed))
+            done.append(dataclasses.replace(report, epoch=call.shown_epoch))
+            self._console.progress(final_line(report, progress), final=True)
+            # A worker reports its end some time after it: an epoch may be fed until then.
+            is_left_out = not report.trained_rows and self._is_terminated(call.feed)
+            if is_left_out and trained > first:
+                self._tell_unfed(trained, request)
+                break
+            self._warn_untrained(report, call.title)
+            if report.trained_rows:
+                trained = number + 1
+            # Nobody reads the validation of an epoch that no worker trains.
+            if validation is not None and not is_left_out:
+                self._validate(validation, number, call.left_out)
+        return done
+
+    def _feed_epoch(
+        self,
+        number: int,
+        source: FeedSource,
+        call: FeedCall,
+        request: FeedRequest,
+        progress: TrainingProgress,
+        validation: ValidationPlan | None,
+    ) -> reports.EpochReport | None:
+        """Feed the epoch of this number in its call; None: no worker reads rows of the feed."""
+        if self._has_ended(call.feed):
+            return None
+        progress.start_epoch(number, self._watch.sample(call.feed))
+        self._begin_epoch(call)
+        if validation is not None:
+            self._begin_epoch(validation.call)
+        self._set_limit(call)
+        report = self._epochs.feed(source, call, request, progress, validation)
+        if report is None or report.dropped_rows:
+            self._watch.check_not_ending(call)
+        return report
 
     def _resume(self, call: FeedCall, request: FeedRequest, progress: TrainingProgress) -> int:
         """Wait until the chief has restored; return how many epochs of this call are trained.

@@ -78,21 +78,13 @@ class FrameSource:
         Raises:
             SettingsError: names the column, its type and what to do.
         """
-        frame = request.data
-        check_fed(frame)
-        fields = [(field.name, field.dataType) for field in frame.schema.fields]
-        positions = dataframe_columns.select([name for name, _ in fields], request.columns)
-        chosen = [fields[position] for position in positions]
-        leaves = dataframe_columns.leaves(chosen)
-        self._frame = frame
-        self._positions = positions
-        self._names = tuple(name for name, _ in chosen)
-        self._fills = dataframe_columns.fills(leaves, request.nulls)
+        check_fed(request.data)
+        self._frame = request.data
+        self._positions, self._packer = fed_columns(self._frame, request.columns, request.nulls)
 
     def reports(self, task: FeedTask, waves: Waves | None = None) -> list[FeedReport]:
         """See FeedSource."""
-        packer = functools.partial(ArrowPacker, names=self._names, fills=self._fills)
-        arrow_task = ArrowTask(dataclasses.replace(task, packer=packer))
+        arrow_task = ArrowTask(dataclasses.replace(task, packer=self._packer))
         fed = self._query().mapInArrow(arrow_task, REPORT_SCHEMA)
         if waves is not None:
             return reports_of(waves.collect(fed.rdd, task.order))
@@ -107,6 +99,27 @@ class FrameSource:
         if self._positions == tuple(range(len(columns))):
             return frame
         return frame.select(*(columns[position] for position in self._positions))
+
+
+def fed_columns(
+    frame: Any, columns: object, nulls: object
+) -> tuple[tuple[int, ...], functools.partial[ArrowPacker]]:
+    """Return the positions of the columns that are fed, and what packs their batches.
+
+    Args:
+        frame: a classic DataFrame.
+        columns: names of the columns, in the feed's order; None: all.
+        nulls: see dataframe_columns.fills.
+
+    Raises:
+        SettingsError: names the column, its type and what to do.
+    """
+    fields = [(field.name, field.dataType) for field in frame.schema.fields]
+    positions = dataframe_columns.select([name for name, _ in fields], columns)
+    fed = [fields[position] for position in positions]
+    fills = dataframe_columns.fills(dataframe_columns.leaves(fed), nulls)
+    names = tuple(name for name, _ in fed)
+    return positions, functools.partial(ArrowPacker, names=names, fills=fills)
 
 
 def with_plain_names(frame: Any) -> Any:

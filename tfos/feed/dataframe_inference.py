@@ -7,18 +7,15 @@ Runs in: the driver; the returned function in Spark's tasks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from feeding.arrow.packer import ArrowPacker
 from feeding.sender.arrow_inference import ArrowInferenceTask
 from feeding.sender.task import InferenceTask
 from tfos.errors import SettingsError
-from tfos.feed import dataframe_columns
-from tfos.feed.dataframe import check_classic, with_plain_names
+from tfos.feed.dataframe import check_classic, fed_columns, with_plain_names
 from tfos.feed.request import FeedRequest
 from tfos.feed.task_process import lasting_imports
 
@@ -125,16 +122,8 @@ def answered(request: FeedRequest, task: InferenceTask) -> Any:
     fields = arrow_fields(results)
     asked = request.columns
     columns = [asked] if isinstance(asked, str) else asked
-    positions = dataframe_columns.select(frame.columns, columns)
-    fed = [frame.schema.fields[position] for position in positions]
-    leaves = dataframe_columns.leaves([(field.name, field.dataType) for field in fed])
-    fills = dataframe_columns.fills(leaves, request.nulls)
-    names = tuple(field.name for field in fed)
-    arrow_task = ArrowInferenceTask(
-        task=task,
-        fields=fields,
-        packer=functools.partial(ArrowPacker, names=names, fills=fills),
-    )
+    positions, packer = fed_columns(frame, columns, request.nulls)
+    arrow_task = ArrowInferenceTask(task=task, fields=fields, packer=packer)
     return with_results(frame, positions, results, arrow_task)
 
 

@@ -264,12 +264,10 @@ class IndexCache:
             return self._build_once(target, key, state, sources)
         except OSError as error:
             # The free space of the disk does not show a quota.
-            if not (cache_directory.is_full(error) and self._make_room(lambda: False)):
+            is_full = cache_directory.is_full(error)
+            if not is_full or not cache_use.make_room(self.directory, lambda: False):
                 raise
         return self._build_once(target, key, state, sources)
-
-    def _make_room(self, has_room: Callable[[], bool]) -> bool:
-        return cache_use.make_room(self.directory, has_room)
 
     def _build_once(
         self, target: Path, key: str, state: str, sources: list[TableSource]
@@ -316,7 +314,7 @@ class IndexCache:
     def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
         nbytes = _expected_nbytes(sources)
         has_room = partial(cache_directory.has_room, self.directory, nbytes)
-        self._make_room(has_room)
+        cache_use.make_room(self.directory, has_room)
         if not has_room():
             raise cache_directory.no_room(self.directory, nbytes)
         num_rows = sum(source.num_rows for source in sources)

@@ -25,7 +25,7 @@ from tfos.estimators.recipe import ModelRecipe, content_of, model_of, recipe_of
 from tfos.estimators.training import FitSettings
 from tfos.keras import Embedding
 from tfos.keras.data import dataset_order
-from tfos.keras.data.columns import ColumnRoles
+from tfos.keras.data.columns import ColumnRoles, RowMapper
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.epoch_report import LoneEpochReporter
 from tfos.ml import KerasModel
@@ -235,7 +235,7 @@ def test_an_input_trains_on_numbers_of_its_own_dtype():
     columns = {"at": np.array([1_700_000_001.0]), "code": np.array([16777217.0])}
 
     def dataset(batch_size, feed, **given):
-        return ColumnRoles(**given).mapper("float32")(columns)
+        return RowMapper(ColumnRoles(**given), "float32")(columns)
 
     ctx: Any = SimpleNamespace(dataset=dataset)
     x, y = FedData(ColumnPlan(features=("at",), labels=("code",)), 2).dataset(ctx, stack)
@@ -301,7 +301,7 @@ def test_each_label_column_goes_to_the_output_of_its_place(make):
     }
 
     def dataset(batch_size, feed, **given):
-        rows = ColumnRoles(**given).mapper("float32")(columns)
+        rows = RowMapper(ColumnRoles(**given), "float32")(columns)
         return tf.data.Dataset.from_tensors(rows)
 
     history = keras.callbacks.History()
@@ -359,7 +359,7 @@ def test_columns_that_are_called_as_keys_of_a_dict_train_and_predict_these():
 
 def fed(columns, given):
     """Return a dataset of one batch, as ctx.dataset makes one of these columns."""
-    mapper = ColumnRoles(**{"dtypes": (None,), **given}).mapper("float32")
+    mapper = RowMapper(ColumnRoles(**{"dtypes": (None,), **given}), "float32")
     arrays = {name: np.array(values, np.float32) for name, values in columns.items()}
     return tf.data.Dataset.from_tensors(mapper(arrays))
 

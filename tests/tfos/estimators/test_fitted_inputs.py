@@ -16,7 +16,7 @@ from tfos.estimators import program
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import FittedInputs, map_fn_of
 from tfos.feed.dataframe_columns import Leaf
-from tfos.keras.data.columns import RowMapper
+from tfos.keras.data.columns import ColumnRoles, RowMapper
 from tfos.predict.signature import TensorInfo
 from tfos.predict.tensors import Inputs
 
@@ -27,6 +27,11 @@ COLUMNS = {
     "square": np.arange(16.0).reshape(4, 2, 2),
     "text": np.array(["a", "b", "c", "d"], object),
 }
+
+
+def mapper_of(features: Any, labels: Any, map_fn: Any, dtypes: Any = (None,)) -> RowMapper:
+    roles = ColumnRoles(feature_cols=features, label_cols=labels, dtypes=dtypes, map_fn=map_fn)
+    return RowMapper(roles, "float32")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_columns_are_side_by_side_as_in_a_prediction(names, shape):
     plan = ColumnPlan(features=tuple(names), labels=("number",))
     selected = plan.selectors(["x"], ["y"])["feature_cols"]
     shapes = FittedInputs((("x", infos[0]),), 1)
-    x, y = RowMapper(selected, "number", (None,), shapes)(COLUMNS)
+    x, y = mapper_of(selected, "number", shapes)(COLUMNS)
     assert isinstance(predicted, np.ndarray)
     assert x.dtype == predicted.dtype
     np.testing.assert_array_equal(x, predicted)
@@ -61,7 +66,7 @@ def test_columns_are_side_by_side_as_in_a_prediction(names, shape):
 def test_each_input_has_its_shape_and_labels_are_side_by_side():
     infos = {"a": TensorInfo("float32", (2, 1)), "b": TensorInfo("object", (1,))}
     shapes = FittedInputs(tuple(infos.items()), 1)
-    mapper = RowMapper({"a": "pair", "b": "text"}, ["pair", "number"], map_fn=shapes)
+    mapper = mapper_of({"a": "pair", "b": "text"}, ["pair", "number"], shapes, None)
     x, y = mapper(COLUMNS)
     assert (x["a"].shape, x["b"].shape, y.shape) == ((4, 2, 1), (4, 1), (4, 3))
 
@@ -82,7 +87,7 @@ def test_a_model_whose_inputs_are_not_fixed_takes_what_is_fed():
 
 def both(info, column):
     """Return what a fit trains on, and what a prediction asks for; or why not, of each."""
-    mapper = RowMapper("a", "a", (None,), FittedInputs((("x", info),), 1, ("a",)))
+    mapper = mapper_of("a", "a", FittedInputs((("x", info),), 1, ("a",)))
     inputs = Inputs(["a"], [("x", (0,))], [info], 0)
     batch = pa.record_batch({"a": pa.array(column)})
     return outcomes(lambda: mapper({"a": column})[0], lambda: inputs.of(batch)[0])
@@ -163,7 +168,7 @@ def both_of_two(dtype, numbers):
     plan = ColumnPlan(features=features, labels=("x",))
     selected = plan.selectors(["in"], ["out"])
     fit = FittedInputs((("in", info),), 1, features)
-    mapper = RowMapper(selected["feature_cols"], "x", (None,), fit)
+    mapper = mapper_of(selected["feature_cols"], "x", fit)
     inputs = Inputs(features, [("in", (0, 1))], [info], 0)
     return outcomes(lambda: mapper(columns)[0], lambda: inputs.of(pa.record_batch(columns))[0])
 

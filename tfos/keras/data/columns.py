@@ -32,28 +32,14 @@ class ColumnRoles:
     """Which values of a row are x, y and the sample weight, as `ctx.dataset` takes them."""
 
     feature_cols: Selector | None = None
+    """Selects x; None with `label_cols` None: rows are (x, y) or (x, y, weight)."""
     label_cols: Selector | None = None
     weight_col: Selector | None = None
     dtypes: Dtypes = None
+    """One for x, or one each for x, y and weight; None leaves a part as it is; or by the name of a
+    column. Without any, float64 becomes the model's float type; text stays text."""
     map_fn: Callable[..., Any] | None = None
-
-    def mapper(self, float_dtype: str) -> RowMapper:
-        """Return what turns a batch's columns into the tuple that Keras takes.
-
-        Args:
-            float_dtype: the dtype that float64 columns become.
-
-        Raises:
-            SettingsError: a value that cannot work.
-        """
-        return RowMapper(
-            self.feature_cols,
-            self.label_cols,
-            self.dtypes,
-            self.map_fn,
-            weights=self.weight_col,
-            float_dtype=float_dtype,
-        )
+    """Function of the parts, arrays of a whole batch, that returns those to train on."""
 
 
 AS_FED = ColumnRoles()
@@ -64,31 +50,17 @@ class RowMapper:
     """Turns nested columns into the tuple that Keras takes.
 
     Args:
-        features: selects x; None with `labels` None: rows are (x, y) or (x, y, weight).
-        labels: selects y.
-        dtypes: one for x, or one each for x, y and weight; None leaves a part as it is; or by the
-            name of a column. Without any, float64 becomes `float_dtype`; text stays text.
-        map_fn: function of the parts, arrays of a whole batch, that returns those to train on.
-        weights: selector of the sample weights.
+        roles: what is x, y and the sample weight, in which dtypes.
         float_dtype: the model's float type.
 
-    Errors call features, labels and weights what the user does: feature_cols, label_cols and
-    weight_col.
+    Raises:
+        SettingsError: a value that cannot work.
     """
 
-    def __init__(
-        self,
-        features: Selector | None = None,
-        labels: Selector | None = None,
-        dtypes: Dtypes = None,
-        map_fn: Callable[..., Any] | None = None,
-        *,
-        weights: Selector | None = None,
-        float_dtype: str = "float32",
-    ) -> None:
-        self._features = features
-        self._labels = labels
-        self._weights = weights
+    def __init__(self, roles: ColumnRoles, float_dtype: str) -> None:
+        dtypes, map_fn = roles.dtypes, roles.map_fn
+        self._features, self._labels = roles.feature_cols, roles.label_cols
+        self._weights = roles.weight_col
         self._by_name = dict(dtypes) if isinstance(dtypes, Mapping) else {}
         by_part = () if isinstance(dtypes, Mapping) or dtypes is None else dtypes
         if not isinstance(by_part, Sequence):
@@ -392,17 +364,21 @@ def _in_dtype(values: Array, dtype: str, name: str = "") -> Array:
                     raise FloatingPointError
             return cast
     except FloatingPointError:
-        numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
-        finite = numbers[np.isfinite(numbers)]
-        how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
-        if name:  # map_fn gets what the cast makes
-            how = (
-                f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."
-            )
-        raise SettingsError(
-            f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
-            f"become infinite in {wanted.name}. {how}"
-        ) from None
+        raise _infinite(values, wanted.name, name) from None
+
+
+def _infinite(values: Array, dtype: str, name: str) -> SettingsError:
+    """Return the error of finite numbers that become infinite in a dtype; `name` as above."""
+    numbers = values.astype(np.float64) if values.dtype.kind in "OSU" else values
+    finite = numbers[np.isfinite(numbers)]
+    how = "Scale it, also in map_fn=..., or give dtypes='float64' if the model's inputs have it"
+    if name:  # map_fn gets what the cast makes
+        how = f"Give dtypes={{{name!r}: 'float64'}}, which holds them, and scale it in map_fn=..."
+    whose = f" of {name}" if name else ""
+    return SettingsError(
+        f"a batch has numbers from {finite.min()} to {finite.max()}{whose}, of which some "
+        f"become infinite in {dtype}. {how}"
+    )
 
 
 def _check_dtype(dtype: Any) -> None:

@@ -128,7 +128,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ctx: RowsContext | None = None,
     ) -> None:
         self._batch_size = check_batch_size(batch_size)
-        self._mapped = MappedReader(reader, self._batch_size, columns.mapper(keras.config.floatx()))
+        mapper = RowMapper(columns, keras.config.floatx())
+        self._mapped = MappedReader(reader, self._batch_size, mapper)
         self._prefetcher = Prefetcher(
             self._mapped.read, is_end, depth=PREFETCHED_BATCHES, name=f"tfos-read-{name}"
         )

@@ -110,16 +110,6 @@ def record(step: Callable[[Any], Any], packed: Any, layers: Sequence[Any]) -> Id
     return IdsAhead(calls, _keys(graph, wanted, packed))
 
 
-def all_inside(layers: Sequence[Any], why: str) -> IdsAhead:
-    """Return that every layer looks its rows up inside the step.
-
-    Args:
-        layers: layers of the model.
-        why: the reason, for a message.
-    """
-    return IdsAhead(tuple(LayerCall(layer, why) for layer in layers), lambda _: ())
-
-
 def _keys(graph: Any, wanted: Sequence[Any], packed: Any) -> Callable[[Any], Sequence[Any]]:
     """Return a function of the batch that gives these tensors of a graph, of any shape."""
     given = _given(graph)

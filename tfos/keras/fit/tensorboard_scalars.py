@@ -145,24 +145,21 @@ class _Recorder:
                 logger.debug("closing after the last scalars failed", exc_info=True)
 
     def _write(self, run: str, scalars: Scalars, step: int) -> None:
+        import tensorflow as tf
+
         values = list(scalars)
         try:
-            self._write_out(run, values, step)
+            writer = self._writers.get(run)
+            if writer is None:
+                directory = os.path.join(self._ctx.cluster_log_dir or "", run)
+                writer = self._writers[run] = tf.summary.create_file_writer(directory)
+            with writer.as_default():
+                for name, value in values:
+                    tf.summary.scalar(name, value, step=step)
+            writer.flush()
         except Exception:
             self.is_broken = True
             raise
-
-    def _write_out(self, run: str, scalars: list[tuple[str, float]], step: int) -> None:
-        import tensorflow as tf
-
-        writer = self._writers.get(run)
-        if writer is None:
-            directory = os.path.join(self._ctx.cluster_log_dir or "", run)
-            writer = self._writers[run] = tf.summary.create_file_writer(directory)
-        with writer.as_default():
-            for name, value in scalars:
-                tf.summary.scalar(name, value, step=step)
-        writer.flush()
 
     def _cluster_scalars(self, servers: Sequence[ServerStats]) -> Scalars:
         yield from worker_rows(servers)

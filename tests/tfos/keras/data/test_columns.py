@@ -17,40 +17,49 @@ LABELS = np.array([1, 0, 1])
 LISTS = Ragged(np.array([1.0, 2.0, 3.0]), np.array([0, 2, 2, 3]))
 
 
+def mapper_of(
+    features: Any = None, labels: Any = None, dtypes: Any = None, map_fn: Any = None, **more: Any
+) -> RowMapper:
+    roles = ColumnRoles(
+        feature_cols=features, label_cols=labels, dtypes=dtypes, map_fn=map_fn, **more
+    )
+    return RowMapper(roles, "float32")
+
+
 def test_rows_of_x_y_and_weight_need_no_words():
     for row in ((MATRIX,), (MATRIX, LABELS), (MATRIX, LABELS, np.ones(3))):
-        parts = RowMapper()(row)
+        parts = mapper_of()(row)
         assert len(parts) == len(row)
         assert parts[0].dtype == np.float32
-    assert RowMapper()((MATRIX, LABELS))[1].dtype == LABELS.dtype
-    assert len(RowMapper()(MATRIX)) == 1
+    assert mapper_of()((MATRIX, LABELS))[1].dtype == LABELS.dtype
+    assert len(mapper_of()(MATRIX)) == 1
 
 
 def test_rows_that_are_one_array_are_cut_by_position():
-    x, y = RowMapper(slice(1, None), 0)(MATRIX)
+    x, y = mapper_of(slice(1, None), 0)(MATRIX)
     np.testing.assert_array_equal(x, MATRIX[:, 1:])
     np.testing.assert_array_equal(y, MATRIX[:, 0])
-    np.testing.assert_array_equal(RowMapper([0, 2], 1)(MATRIX)[0], MATRIX[:, [0, 2]])
+    np.testing.assert_array_equal(mapper_of([0, 2], 1)(MATRIX)[0], MATRIX[:, [0, 2]])
 
 
 def test_named_columns_stand_side_by_side():
     row = {"a": np.zeros(3), "b": np.ones(3), "label": LABELS}
-    x, y = RowMapper(["a", "b"], "label")(row)
+    x, y = mapper_of(["a", "b"], "label")(row)
     np.testing.assert_array_equal(x, [[0, 1]] * 3)
     np.testing.assert_array_equal(y, LABELS)
-    np.testing.assert_array_equal(RowMapper(slice(0, 2), 2)(row)[0], x)
+    np.testing.assert_array_equal(mapper_of(slice(0, 2), 2)(row)[0], x)
 
 
 def test_arrays_of_several_columns_stay_several_inputs():
     row = {"image": MATRIX, "text": MATRIX + 1, "label": LABELS}
-    x, _ = RowMapper(["image", "text"], "label")(row)
+    x, _ = mapper_of(["image", "text"], "label")(row)
     assert isinstance(x, tuple)
     np.testing.assert_array_equal(x[1], MATRIX + 1)
 
 
 def test_values_by_position_of_a_tuple():
     row = (LABELS, np.zeros(3), np.ones(3), np.ones(3))
-    x, y = RowMapper(slice(1, None), 0)(row)
+    x, y = mapper_of(slice(1, None), 0)(row)
     assert x.shape == (3, 3)
     np.testing.assert_array_equal(y, LABELS)
 
@@ -59,7 +68,7 @@ def test_dtypes_by_name_are_of_fields_of_structs_too():
     row: dict[str, Any] = {"s": {"a": np.arange(3), "b": np.ones(3), "c": LISTS}, "label": LABELS}
     dtypes = {"s.a": "float16", "label": "int8"}
     features = {"a": "s.a", "b": "s.b", "c": "s.c"}
-    x, y = RowMapper(features, "label", dtypes)(row)
+    x, y = mapper_of(features, "label", dtypes)(row)
     found = [x["a"].dtype, x["b"].dtype, x["c"].values.dtype, y.dtype]
     assert found == [np.float16, np.float32, np.float32, np.int8]
     assert row["s"]["a"].dtype == np.int64
@@ -67,34 +76,34 @@ def test_dtypes_by_name_are_of_fields_of_structs_too():
 
 def test_a_mapping_keeps_or_adds_the_same_rows_of_each_array():
     row = ((MATRIX, MATRIX), LABELS, np.ones(3))
-    some = RowMapper(map_fn=lambda x, y, w: ({"a": x[0][:2], "b": x[1][:2]}, y[:2], w[:2]))(row)
+    some = mapper_of(map_fn=lambda x, y, w: ({"a": x[0][:2], "b": x[1][:2]}, y[:2], w[:2]))(row)
     assert [len(some[0]["a"]), len(some[1]), len(some[2])] == [2, 2, 2]
     lists = Ragged(np.ones(3), np.array([0, 2, 2, 3]))
-    assert len(RowMapper(map_fn=lambda x, y, w: (lists, y, w))(row)) == 3
+    assert len(mapper_of(map_fn=lambda x, y, w: (lists, y, w))(row)) == 3
     for mapping, text in (
         (lambda x, y, w: (x[0], y[:1], w), r"3 rows of features and 1 of labels; keep"),
         (lambda x, y, w: (x, y[:1], w), r"1 rows of labels and 3 of weights; keep"),
         (lambda x, y, w: (lists, y, w[:2]), "3 rows of features and 2 of weights"),
     ):
         with pytest.raises(SettingsError, match=text):
-            RowMapper(map_fn=mapping)(row)
+            mapper_of(map_fn=mapping)(row)
 
 
 def test_a_mapping_may_give_features_that_are_no_rows():
     """As all values of lists, with the row of each."""
-    mapper = RowMapper(map_fn=lambda x, y: ((x[0].ravel(), np.repeat([0, 1, 2], 4)), y))
+    mapper = mapper_of(map_fn=lambda x, y: ((x[0].ravel(), np.repeat([0, 1, 2], 4)), y))
     (values, rows), y = mapper(((MATRIX, MATRIX), LABELS))
     assert (len(values), len(rows), len(y)) == (12, 12, 3)
 
 
 def test_dtypes_and_mapping():
-    mapper = RowMapper(dtypes=("float16", "int8"), map_fn=lambda x, y: (x / 2, y + 1))
+    mapper = mapper_of(dtypes=("float16", "int8"), map_fn=lambda x, y: (x / 2, y + 1))
     x, y = mapper((MATRIX, LABELS))
     assert (x.dtype, y.dtype) == (np.float16, np.int8)
     np.testing.assert_array_equal(y, LABELS + 1)
     np.testing.assert_array_equal(x, MATRIX / 2)
-    assert RowMapper(map_fn=lambda x: x)(MATRIX)[0].shape == (3, 4)
-    nested = RowMapper(dtypes="float32")(({"a": MATRIX}, LABELS))
+    assert mapper_of(map_fn=lambda x: x)(MATRIX)[0].shape == (3, 4)
+    nested = mapper_of(dtypes="float32")(({"a": MATRIX}, LABELS))
     assert nested[0]["a"].dtype == np.float32
 
 
@@ -104,7 +113,7 @@ TEXT = np.array(["a", "b", "c"], object)
 def test_a_part_whose_dtype_is_none_stays_as_it_is():
     wide = MATRIX.astype("float64"), LABELS.astype("float64")
     found = [
-        tuple(part.dtype.name for part in RowMapper(dtypes=dtypes)(wide))
+        tuple(part.dtype.name for part in mapper_of(dtypes=dtypes)(wide))
         for dtypes in (None, (None,), (None, None), (None, "int8"))
     ]
     assert found == [
@@ -117,7 +126,7 @@ def test_a_part_whose_dtype_is_none_stays_as_it_is():
 
 def test_a_column_of_weights():
     row = {"a": LABELS, "y": LABELS, "w": np.array([0.5, 1, 2])}
-    x, y, weights = RowMapper("a", "y", weights="w")(row)
+    x, y, weights = mapper_of("a", "y", weight_col="w")(row)
     assert weights.dtype == np.float32
     np.testing.assert_array_equal(weights, [0.5, 1, 2])
     np.testing.assert_array_equal(x, y)
@@ -125,14 +134,14 @@ def test_a_column_of_weights():
 
 def test_text_stays_text_beside_numbers():
     row = {"word": TEXT, "a": LABELS, "b": np.zeros(3)}
-    word, a = RowMapper(["word", "a"], dtypes="float32")(row)[0]
+    word, a = mapper_of(["word", "a"], dtypes="float32")(row)[0]
     assert (word.dtype, a.dtype) == (object, np.float32)
-    assert RowMapper("word")(row)[0].tolist() == ["a", "b", "c"]
+    assert mapper_of("word")(row)[0].tolist() == ["a", "b", "c"]
 
 
 def test_inputs_by_name_and_fields_of_structs():
     row = {"word": TEXT, "s": {"a": LABELS, "b": np.zeros(3)}}
-    (x,) = RowMapper({"text": "word", "numbers": ["s.a", "s.b"]})(row)
+    (x,) = mapper_of({"text": "word", "numbers": ["s.a", "s.b"]})(row)
     assert list(x) == ["text", "numbers"]
     assert x["numbers"].tolist() == [[1, 0], [0, 0], [1, 0]]
 
@@ -151,11 +160,11 @@ def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, valu
     """The ids 5 and 2^32 + 5 would train one row."""
     ids = np.array(values)
     with pytest.raises(SettingsError, match=f"has {shown}, which dtypes='{dtype}' cannot hold"):
-        RowMapper(dtypes=dtype)((ids, LABELS))
+        mapper_of(dtypes=dtype)((ids, LABELS))
     ragged = Ragged(ids, np.array([0, 0, len(ids)]))
     for column in (ids, ragged):
         with pytest.raises(SettingsError, match=f"has {shown} of s.id, which dtypes='{dtype}'"):
-            RowMapper("s.id", "y", {"s.id": dtype})({"s": {"id": column}, "y": LABELS})
+            mapper_of("s.id", "y", {"s.id": dtype})({"s": {"id": column}, "y": LABELS})
 
 
 @pytest.mark.parametrize(
@@ -170,11 +179,11 @@ def test_numbers_that_an_integer_dtype_would_make_others_are_refused(dtype, valu
 def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, shown):
     """It was trained as an infinite one, with a warning of numpy's in the thread that reads."""
     with pytest.raises(SettingsError, match=f"a batch has numbers {shown}.*dtypes='float64'"):
-        RowMapper(dtypes=dtype)((values, LABELS))
+        mapper_of(dtypes=dtype)((values, LABELS))
     told = r"numbers from .* of u\.v, of which some .*dtypes={'u\.v': 'float64'}.* in map_fn"
     for features in (None, "u", "u.v", {"x": ["u.v", "w"]}, 0, slice(0, None)):
         with pytest.raises(SettingsError, match=told):
-            RowMapper(features, dtypes={"u.v": dtype or "float32"})(
+            mapper_of(features, dtypes={"u.v": dtype or "float32"})(
                 {"u": {"v": values}, "w": values}
             )
 
@@ -182,38 +191,38 @@ def test_a_finite_number_that_would_become_infinite_is_refused(values, dtype, sh
 def test_a_column_that_nobody_selects_may_have_any_numbers():
     """Beside dtypes by name it was refused, though nothing is trained of it."""
     rows = {"x": np.ones(3), "y": LABELS, "s": {"a": np.ones(3), "least": np.full(3, -1.7e308)}}
-    x, y = RowMapper(["x", "s.a"], "y", {"y": "int8"})(rows)
+    x, y = mapper_of(["x", "s.a"], "y", {"y": "int8"})(rows)
     assert (x.dtype, y.dtype) == (np.float32, np.int8)
     for features in (None, "s", ["x", "s.least"], {"a": "s.least"}):
         with pytest.raises(
             SettingsError, match=r"-1\.7e\+308 of s\.least, of which some become inf"
         ):
-            RowMapper(features, features and "y", {"y": "int8"})(rows)
+            mapper_of(features, features and "y", {"y": "int8"})(rows)
 
 
 @pytest.mark.parametrize("kind", [object, "U", "S"])
 def test_texts_of_numbers_are_told_like_numbers(kind):
     texts = np.array(["1", "1e39"], kind)
     with pytest.raises(SettingsError, match=r"numbers from 1\.0 to 1e\+39 of x, of which some"):
-        RowMapper("x", dtypes={"x": "float32"})({"x": texts})
+        mapper_of("x", dtypes={"x": "float32"})({"x": texts})
 
 
 def test_floats_keep_what_is_infinite_and_round_the_others():
     given = np.array([np.inf, np.nan, 65504.0, 1e-300])
-    (x,) = RowMapper(dtypes="float16")((given,))
+    (x,) = mapper_of(dtypes="float16")((given,))
     np.testing.assert_array_equal(x, np.array([np.inf, np.nan, 65504, 0], np.float16))
 
 
 def test_numbers_that_an_integer_dtype_holds_are_converted():
     for values in ([-(2**31), 2**31 - 1], [-1.5, 2.0], [True, False], []):
-        found = RowMapper(dtypes="int32")((np.array(values), LABELS))[0]
+        found = mapper_of(dtypes="int32")((np.array(values), LABELS))[0]
         assert found.tolist() == [int(each) for each in values]
         assert found.dtype == np.int32
 
 
 def test_dtypes_by_column():
     row = {"a": LABELS, "b": np.zeros(3), "c": np.zeros(3)}
-    a, b, c = RowMapper("a", "b", {"a": "uint8", "c": "float64"}, weights="c")(row)
+    a, b, c = mapper_of("a", "b", {"a": "uint8", "c": "float64"}, weight_col="c")(row)
     assert (a.dtype, b.dtype, c.dtype) == (np.uint8, np.float32, np.float64)
 
 
@@ -224,15 +233,15 @@ def test_lists_of_any_length_stay_lists_with_the_dtype_asked_for():
         assert lists.offsets is LISTS.offsets
         return lists.values
 
-    assert found(RowMapper(), (LISTS, LABELS)).dtype == np.float32
-    assert found(RowMapper(dtypes="int64"), (LISTS, LABELS)).tolist() == [1, 2, 3]
+    assert found(mapper_of(), (LISTS, LABELS)).dtype == np.float32
+    assert found(mapper_of(dtypes="int64"), (LISTS, LABELS)).tolist() == [1, 2, 3]
     row = {"items": LISTS, "user": LABELS}
-    assert found(RowMapper("items", "user"), row).dtype == np.float32
-    assert found(RowMapper("items", "user", {"items": "int32"}), row).dtype == np.int32
-    assert found(RowMapper("items", "user", {"user": "int8"}), row).dtype == np.float32
-    named = RowMapper({"items": "items", "user": "user"})(row)[0]
+    assert found(mapper_of("items", "user"), row).dtype == np.float32
+    assert found(mapper_of("items", "user", {"items": "int32"}), row).dtype == np.int32
+    assert found(mapper_of("items", "user", {"user": "int8"}), row).dtype == np.float32
+    named = mapper_of({"items": "items", "user": "user"})(row)[0]
     assert isinstance(named["items"], Ragged)
-    assert isinstance(RowMapper(["user", "items"])(row)[0][1], Ragged)
+    assert isinstance(mapper_of(["user", "items"])(row)[0][1], Ragged)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +262,7 @@ def test_lists_of_any_length_stay_lists_with_the_dtype_asked_for():
     ],
 )
 def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
-    mapper = ColumnRoles(**given).mapper("float32")
+    mapper = RowMapper(ColumnRoles(**given), "float32")
     with pytest.raises(SettingsError, match=sentence):
         mapper({"a": LABELS})
 
@@ -261,32 +270,36 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
 @pytest.mark.parametrize(
     ("mapper", "row", "sentence"),
     [
-        (RowMapper(), (1, 2, 3, 4), "rows have 4 values"),
-        (RowMapper(labels=0), MATRIX, "label_cols=0 without feature_cols"),
-        (RowMapper("pixels", 0), MATRIX, "select by position"),
-        (RowMapper([0, 9], 1), MATRIX, "rows have 4 values"),
-        (RowMapper("b", "a"), {"a": LABELS}, r"feature_cols='b', but the rows have \['a'\]"),
-        (RowMapper(0, 5), (MATRIX, LABELS), "label_cols=5, but the rows have 2 values"),
-        (RowMapper([], 0), (MATRIX, LABELS), "feature_cols selects nothing"),
-        (RowMapper([0, 1, 0], 1), (LABELS, LABELS), r"feature_cols=\[0, 1, 0\] has a column twice"),
-        (RowMapper({"a": ["x", "x"]}, "x"), {"x": LABELS}, "feature_cols=.* has a column twice"),
+        (mapper_of(), (1, 2, 3, 4), "rows have 4 values"),
+        (mapper_of(labels=0), MATRIX, "label_cols=0 without feature_cols"),
+        (mapper_of("pixels", 0), MATRIX, "select by position"),
+        (mapper_of([0, 9], 1), MATRIX, "rows have 4 values"),
+        (mapper_of("b", "a"), {"a": LABELS}, r"feature_cols='b', but the rows have \['a'\]"),
+        (mapper_of(0, 5), (MATRIX, LABELS), "label_cols=5, but the rows have 2 values"),
+        (mapper_of([], 0), (MATRIX, LABELS), "feature_cols selects nothing"),
         (
-            RowMapper(),
+            mapper_of([0, 1, 0], 1),
+            (LABELS, LABELS),
+            r"feature_cols=\[0, 1, 0\] has a column twice",
+        ),
+        (mapper_of({"a": ["x", "x"]}, "x"), {"x": LABELS}, "feature_cols=.* has a column twice"),
+        (
+            mapper_of(),
             ("text", LABELS),
             "the batch holds str, not an array; map_fn=... must return arrays or tensors",
         ),
-        (RowMapper(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
-        (RowMapper(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
-        (RowMapper(0, 1), LISTS, r"feature_cols=0, but each row is one list.*\(list, label\)"),
-        (RowMapper("a", weights="w"), {"a": LABELS}, "weight_col='w' without label_cols"),
+        (mapper_of(), (MATRIX, LISTS), "the labels are lists of 0 to 2 values.* map_fn"),
+        (mapper_of(), (LISTS, LABELS, LISTS), "the weights are lists of 0 to 2 values.* map_fn"),
+        (mapper_of(0, 1), LISTS, r"feature_cols=0, but each row is one list.*\(list, label\)"),
+        (mapper_of("a", weight_col="w"), {"a": LABELS}, "weight_col='w' without label_cols"),
         (
-            RowMapper("a", "a", weights="w"),
+            mapper_of("a", "a", weight_col="w"),
             {"a": LABELS},
             r"weight_col='w', but the rows have \['a'",
         ),
-        (RowMapper("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),
-        (RowMapper(dtypes={"z": "int8"}), {"a": LABELS}, r"dtypes='z', but the rows have \['a'\]"),
-        (RowMapper(dtypes={"z": "int8"}), (LABELS,), "values without names"),
+        (mapper_of("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),
+        (mapper_of(dtypes={"z": "int8"}), {"a": LABELS}, r"dtypes='z', but the rows have \['a'\]"),
+        (mapper_of(dtypes={"z": "int8"}), (LABELS,), "values without names"),
     ],
 )
 def test_rows_that_do_not_have_what_is_asked(mapper, row, sentence):
@@ -296,11 +309,11 @@ def test_rows_that_do_not_have_what_is_asked(mapper, row, sentence):
 
 def test_arguments_that_cannot_work():
     with pytest.raises(SettingsError, match="numpy dtypes such as 'float32', got 'floaty'"):
-        RowMapper(dtypes=("floaty",))
+        mapper_of(dtypes=("floaty",))
     with pytest.raises(SettingsError, match=r"such as 'float32', got <class 'numpy\.float32'>"):
-        RowMapper(dtypes=np.float32)  # type: ignore[arg-type]  # on purpose
+        mapper_of(dtypes=np.float32)
     with pytest.raises(SettingsError, match="map_fn must be a function"):
-        RowMapper(map_fn=3)  # type: ignore[arg-type]  # on purpose
+        mapper_of(map_fn=3)
 
 
 @pytest.mark.parametrize("selector", [["a", "b", "carrier"], slice(0, 3)])
@@ -312,4 +325,4 @@ def test_text_among_numbers_names_its_column(selector):
         "late": np.array([0, 1]),
     }
     with pytest.raises(SettingsError, match=r"'carrier' is text among numbers.*\['a', 'b'\]"):
-        RowMapper(selector, "late")(columns)
+        mapper_of(selector, "late")(columns)

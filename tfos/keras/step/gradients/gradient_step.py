@@ -20,7 +20,7 @@ from tfos.keras.data.label_shapes import check_labels
 from tfos.keras.data.lists import explained
 from tfos.keras.embedding import dense_embeddings, row_flow
 from tfos.keras.embedding.batch_rows import BatchRows, RowGradient
-from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, all_inside, record
+from tfos.keras.embedding.ids_ahead import IdsAhead, LayerCall, record
 from tfos.keras.step import optimizers
 from tfos.keras.step.gradients.accumulation import Accumulator
 from tfos.keras.step.gradients.interception import Captured, intercepted
@@ -124,11 +124,12 @@ class GradientStep:
             return StepOutput(*run(*given))
 
     def _record(self, data: Any) -> IdsAhead:
+        layers = self._variables.embeddings
         if self._model.run_eagerly:
-            return all_inside(self._variables.embeddings, "run_eagerly=True")
+            calls = tuple(LayerCall(layer, "run_eagerly=True") for layer in layers)
+            return IdsAhead(calls, lambda _: ())
         if self._model.jit_compile:
             self._refuse_strings(data)
-        layers = self._variables.embeddings
         ids = record(self._own_step, data, layers)
         inside = next((call for call in ids.calls if not call.is_ahead), None)
         if inside is not None and self._model.jit_compile:
@@ -195,11 +196,8 @@ class GradientStep:
         complete = tf.constant(value=True)
         if self._accumulator is not None:
             gradients, complete = self._accumulator.add(gradients, finite)
-        if self._clips_here and (
-            self._inner.clipnorm or self._inner.global_clipnorm or self._inner.clipvalue
-        ):
-            clipped = self._inner._clip_gradients(list(gradients.values()))
-            gradients = dict(zip(gradients, clipped, strict=True))
+        if self._clips_here:
+            gradients = self._clipped(gradients)
         parts = [
             group.parts([_or_zero(gradients, variable) for variable in group.variables])
             for group in self._variables.trainable
@@ -211,6 +209,13 @@ class GradientStep:
         if self._accumulator is not None:
             self._accumulator.count(finite)
         return logs, parts, statistics, finite, complete, scalars, row_gradients
+
+    def _clipped(self, gradients: dict[int, Any]) -> dict[int, Any]:
+        inner = self._inner
+        if not (inner.clipnorm or inner.global_clipnorm or inner.clipvalue):
+            return gradients
+        clipped = inner._clip_gradients(list(gradients.values()))
+        return dict(zip(gradients, clipped, strict=True))
 
     def _split(
         self, pairs: Sequence[tuple[Any, Any]], used: Sequence[Any]
