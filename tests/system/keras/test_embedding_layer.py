@@ -206,8 +206,8 @@ def test_weights_need_a_combiner_and_the_same_shape():
     ids, few = keras.Input((3,), dtype="int64"), keras.Input((2,))
     with pytest.raises(UnsupportedModel, match=r"ids of shape \(None, 3\) and weights .*None, 2\)"):
         bound(combiner="sum")(ids, few)
-    with pytest.raises(UnsupportedModel, match="ids are ragged and their weights dense"):
-        bound(combiner="sum")(tf.ragged.constant([[1]], dtype="int64"), tf.constant([[1.0]]))
+    with pytest.raises(UnsupportedModel, match="ids are dense and their weights ragged"):
+        bound(combiner="sum")(tf.constant([[1]]), tf.ragged.constant([[1.0]]))
 
 
 LISTS = [[1, 2], [3], [4, 5, 6]]
@@ -251,6 +251,17 @@ def test_ragged_weights_of_the_same_lengths_and_other_splits_are_taken():
     pairs = tf.RaggedTensor.from_row_lengths(tf.constant([[1, 2]]), [1])
     with pytest.raises(UnsupportedModel, match="ragged_rank 1 and their weights of ragged_rank 2"):
         bound(combiner="sum")(pairs, tf.ragged.constant([[[1.0, 1.0]]]))
+
+
+def test_dense_weights_are_those_of_ragged_ids_of_one_length_alone():
+    ids = tf.ragged.constant([[1, 2], [3, 4]], dtype="int64")
+    found = bound(combiner="sum")(ids, tf.constant([[1.0, 2.0], [3.0, 0.5]]))
+    np.testing.assert_array_equal(found[:, 0], [5.0, 11.0])
+    refusals = tf.errors.InvalidArgumentError, UnsupportedModel
+    for others in ([[1, 2], [3]], [[1, 2]], [[1], [2, 3, 4]]):
+        ids = tf.ragged.constant(others, dtype="int64")
+        with pytest.raises(refusals, match="give one"):
+            bound(combiner="sum")(ids, tf.constant([[1.0, 2.0], [3.0, 0.5]]))
 
 
 @pytest.mark.parametrize("source", [NO_ROWS, LOADED], ids=["never fit", "loaded"])

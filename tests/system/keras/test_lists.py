@@ -118,6 +118,75 @@ def test_a_model_trains_on_the_lists_of_strings_of_a_dataframe(make):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
+PAIRS = [[f"tag {n % 7}", f"tag {n % 3}"] for n in range(40)]
+
+
+def weighted_lists():
+    tags = keras.Input((None,), dtype="string", ragged=True, name="tags")
+    weights = keras.Input((None,), ragged=True, name="weights")
+    return [tags, weights], Embedding(4, table="items", combiner="mean")(tags, weights)
+
+
+def weighted_pairs():
+    tags = keras.Input((2,), dtype="string", name="tags")
+    weights = keras.Input((2,), name="weights")
+    return {"tags": tags, "weights": weights}, Embedding(4, table="items", combiner="sum")(
+        tags, weights
+    )
+
+
+def pairs_side_by_side():
+    tags = keras.Input((2,), dtype="string", name="tags")
+    return [tags], keras.layers.Flatten()(Embedding(4, table="items")(tags))
+
+
+def pairs_of_a_vocabulary():
+    tags = keras.Input((2,), dtype="string", name="tags")
+    places = keras.layers.StringLookup(vocabulary=[f"tag {n}" for n in range(7)])(tags)
+    return [tags], keras.layers.Flatten()(keras.layers.Embedding(8, 4)(places))
+
+
+@pytest.mark.parametrize(
+    "parts", [weighted_lists, weighted_pairs, pairs_side_by_side, pairs_of_a_vocabulary]
+)
+def test_lists_of_strings_of_one_length_train_as_a_matrix_of_strings(parts):
+    weights = [[1.0 + n % 2, 0.5] for n in range(len(PAIRS))]
+    labels = np.arange(len(PAIRS), dtype="float32") % 3
+    columns = {"tags": PAIRS, "weights": pa.array(weights, pa.list_(pa.float32())), "y": labels}
+    found = []
+    for is_fed in (True, False):
+        keras.utils.set_random_seed(0)
+        inputs, features = parts()
+        names = [each.name for each in keras.tree.flatten(inputs)]
+        model = keras.Model(inputs, keras.layers.Dense(1)(features))
+        with serving() as cluster:
+            ctx = cluster.contexts[0]
+            model = distribute(compiled(model), ctx, consistency="sync")
+            if is_fed:
+                feed_arrow(ctx.feed_channel, pa.RecordBatch.from_pydict(columns), num_epochs=2)
+                roles = ColumnRoles(feature_cols={each: each for each in names}, label_cols="y")
+                data = FeedDataset(ctx, BATCH, roles)
+            else:
+                given = {"tags": tf.constant(PAIRS), "weights": tf.constant(weights)}
+                if parts is weighted_lists:
+                    given = {name: tf.ragged.constant(each.numpy()) for name, each in given.items()}
+                given = {name: given[name] for name in names}
+                data = tf.data.Dataset.from_tensor_slices((given, labels)).batch(BATCH)
+            fitted = model.fit(data, epochs=1, shuffle=False, verbose=0).history["loss"]
+            found.append([*fitted, model.evaluate(data, verbose=0)])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+def feed_arrow(channel, batch, num_epochs):
+    for epoch in range(num_epochs):
+        packer = ArrowPacker(FeedConfig(chunk_rows=7), feed="input", epoch=epoch)
+        with channel._state.changed:
+            for chunk in packer.chunks(iter([batch])):
+                channel._state.queue("input").offer(chunk)
+        channel.flush("input", epoch)
+    channel.finish("input")
+
+
 def test_lists_of_strings_come_joined_and_are_split_by_map_fn():
     """The way that the refusal of lists of texts in rows of an RDD names."""
     lists = [["a", "b c"], [], ["b c"], ["d"], ["a"]]

@@ -25,7 +25,8 @@ def combined(rows: Any, keys: Keys, weights: Any, combiner: Combiner, is_id: Any
     Args:
         rows: rows, [n, dim], one per key.
         keys: keys of the lists.
-        weights: floats of the lists' shape, dense or ragged as they are; None: all 1.
+        weights: floats of the lists' shape; those of ragged ids may be dense, of one length.
+            None: all 1.
         combiner: how to combine.
         is_id: [n] bool, False for padding; None: there is none.
 
@@ -85,7 +86,12 @@ def _flat(weights: Any, keys: Keys, dtype: Any) -> Any:
     """Return the weights as [n], one per key."""
     import tensorflow as tf
 
-    if keys.is_ragged != isinstance(weights, tf.RaggedTensor):
+    is_ragged = isinstance(weights, tf.RaggedTensor)
+    if keys.is_ragged and not is_ragged and keys.source.shape.rank == weights.shape.rank == 2:
+        # A feed makes lists of strings ragged, but numbers a matrix while all have one length.
+        weights = tf.RaggedTensor.from_tensor(weights)
+        is_ragged = True
+    if keys.is_ragged != is_ragged:
         kinds = ("ragged", "dense") if keys.is_ragged else ("dense", "ragged")
         raise UnsupportedModel(
             f"the ids are {kinds[0]} and their weights {kinds[1]}; give both in the same shape"
