@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import tracemalloc
 import weakref
 from typing import Literal
 
@@ -55,6 +56,25 @@ def as_bytes(values):
 
 def address(tensor):
     return np.asarray(memoryview(tensor)).ctypes.data
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_values_that_seed_the_servers_are_copied_once(dtype):
+    group = make_group([(1 << 20,), (), (0, 4), (3, 5)], dtype)
+    given = values_of(group, 1) % 64
+    for variable, part in zip(group.variables, parts(group, given), strict=True):
+        variable.assign(part)
+    group.values()  # what the first call imports and makes
+    tracemalloc.start()
+    try:
+        values = group.values()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert values.dtype == group.dtype
+    kept = np.concatenate([np.ravel(np.asarray(v.value, group.dtype)) for v in group.variables])
+    np.testing.assert_array_equal(values, kept)
+    assert peak_bytes < 1.2 * values.nbytes
 
 
 @pytest.fixture

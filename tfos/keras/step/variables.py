@@ -90,8 +90,12 @@ class VariableGroup:
 
     def values(self) -> Array:
         """Return the current values as a new array of shape [elements] and the group's dtype."""
-        parts = [variable.numpy().astype(self.dtype).ravel() for variable in self.variables]
-        return np.concatenate(parts)
+        import tensorflow as tf
+
+        flat = np.empty(sum(self.sizes), self.dtype)
+        for variable, part in self.ranges:  # `variable.numpy()` would be one more copy
+            flat[part] = np.asarray(tf.reshape(variable.value, [-1]))
+        return flat
 
     def flatten(self, tensors: Sequence[Any]) -> Any:
         """Return one tensor of shape [elements] and the group's dtype; for compiled functions."""
