@@ -17,6 +17,7 @@ from ps.checkpoint import choice, restore
 from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.format import Checkpoint, step_name
+from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at
 from ps.client.channel import OutgoingCall
@@ -416,7 +417,6 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     asked: list[int] = []
-    load_chain = choice.load_chain
 
     def removed(*arguments: Any) -> Any:
         asked.append(1)
