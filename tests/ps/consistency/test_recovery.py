@@ -289,7 +289,7 @@ def test_nobody_waits_at_a_restarted_server_for_a_worker_that_has_left(
         def ends_early() -> None:
             idle.leave()
             if not meets:
-                has_trained.wait(WAIT_S)
+                assert has_trained.wait(WAIT_S)
             idle.rendezvous("epoch", b"", timeout_s=WAIT_S)
 
         def trains_on() -> None:

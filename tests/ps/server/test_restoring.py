@@ -17,6 +17,7 @@ from ps.checkpoint import choice, restore
 from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.format import Checkpoint, step_name
+from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at
 from ps.client.channel import OutgoingCall
@@ -416,20 +417,18 @@ def test_a_save_that_removes_the_checkpoint_that_is_looked_for_is_the_one_restor
     bed.workers(MANIFEST, filled(MANIFEST))
     bed.clients[0].save(tmp_path, 1)
     asked: list[int] = []
-    check_fits = choice._check_fits
 
     def removed(*arguments: Any) -> Any:
         asked.append(1)
         if len(asked) == 1:
             bed.clients[0].save(tmp_path, 2, options=SaveOptions(keep=1))
-            raise CheckpointError("step 1 has no readable manifest")
-        return check_fits(*arguments)
+        return load_chain(*arguments)
 
     with PSServer(bed.servers[0].settings, bed.credentials) as server:
         server.bind_tcp("127.0.0.1")
 
         def listening() -> None:
-            monkeypatch.setattr(choice, "_check_fits", removed)
+            monkeypatch.setattr(choice, "load_chain", removed)
 
         assert run_all(lambda: server.start_restoring(tmp_path, listening=listening)) == [2]
     assert len(asked) > 1
