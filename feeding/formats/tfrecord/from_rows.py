@@ -22,6 +22,7 @@ _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
 _BUFFERS = frozenset([bytearray, memoryview])
 """Types of bytes, the first of them Spark 4.0's, that numpy takes for arrays of numbers."""
+_WITH_PARTS = _BUFFERS | {list, tuple}
 
 
 def encode_example(row: Mapping[str, Any]) -> bytes:
@@ -46,8 +47,7 @@ def encode_example(row: Mapping[str, Any]) -> bytes:
 def _feature(name: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview | str):
         return _field(1, _field(1, _as_bytes(value)))
-    if isinstance(value, list | tuple) and not _BUFFERS.isdisjoint(map(type, value)):
-        value = [bytes(item) if type(item) in _BUFFERS else item for item in value]
+    value = _with_bytes(value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -69,6 +69,13 @@ def _feature(name: str, value: Any) -> bytes:
         f"feature {name!r} holds a {type(value).__name__} of {array.dtype}; a tf.Example takes "
         "numbers, bytes, text, and arrays of these"
     )
+
+
+def _with_bytes(value: Any) -> Any:
+    """Return the value with bytes instead of the buffers in its lists, of any depth."""
+    if isinstance(value, list | tuple) and not _WITH_PARTS.isdisjoint(map(type, value)):
+        return [_with_bytes(item) for item in value]
+    return bytes(value) if type(value) in _BUFFERS else value
 
 
 def _varints(name: str, array: Array) -> bytes:

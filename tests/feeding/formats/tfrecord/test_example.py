@@ -215,7 +215,9 @@ def test_features_of_a_sample_are_inferred():
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
 @pytest.mark.parametrize("texts", [[b"ab", b"cd"], [b"ab", b"c"], [b""]])
 def test_a_list_of_other_kinds_of_bytes_is_no_list_of_numbers(kind, texts):
-    assert encode_example({"x": list(map(kind, texts))}) == encode_example({"x": texts})
+    others = list(map(kind, texts))
+    assert encode_example({"x": others}) == encode_example({"x": texts})
+    assert encode_example({"x": [others, others]}) == encode_example({"x": [texts, texts]})
 
 
 @pytest.mark.parametrize(
