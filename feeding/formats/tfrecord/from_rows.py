@@ -20,9 +20,8 @@ from feeding.formats.tfrecord.write_kernels import pack_varints
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
-_BUFFERS = frozenset([bytearray, memoryview])
-"""Types of bytes, the first of them Spark 4.0's, that numpy takes for arrays of numbers."""
-_WITH_PARTS = _BUFFERS | {list, tuple}
+_WITH_BUFFERS = frozenset([bytearray, memoryview, list, tuple])
+"""Types whose values are buffers or may have some. Spark 4.0's bytes are bytearrays."""
 
 
 def encode_example(row: Mapping[str, Any]) -> bytes:
@@ -45,9 +44,9 @@ def encode_example(row: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview | str):
-        return _field(1, _field(1, _as_bytes(value)))
     value = _with_bytes(value)
+    if isinstance(value, bytes | str):
+        return _field(1, _field(1, _as_bytes(value)))
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -72,10 +71,15 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _with_bytes(value: Any) -> Any:
-    """Return the value with bytes instead of the buffers in its lists, of any depth."""
-    if isinstance(value, list | tuple) and not _WITH_PARTS.isdisjoint(map(type, value)):
-        return [_with_bytes(item) for item in value]
-    return bytes(value) if type(value) in _BUFFERS else value
+    """Return the value with bytes instead of buffers, which numpy takes for arrays of numbers."""
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    # Behind a number numpy refuses a buffer itself, so lists of numbers are not searched.
+    if not isinstance(value, list | tuple) or not value or isinstance(value[0], int | float):
+        return value
+    if _WITH_BUFFERS.isdisjoint(map(type, value)):
+        return value
+    return [_with_bytes(item) for item in value]
 
 
 def _varints(name: str, array: Array) -> bytes:

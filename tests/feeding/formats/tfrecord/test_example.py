@@ -221,7 +221,17 @@ def test_a_list_of_other_kinds_of_bytes_is_no_list_of_numbers(kind, texts):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), [b"a", 1], [bytearray(b"a"), 1], 1j, np.uint64(2**63), [[1], [1, 2]]]
+    "value",
+    [
+        object(),
+        [b"a", 1],
+        [bytearray(b"a"), 1],
+        [1, bytearray(b"a")],
+        [1.0, bytearray()],
+        1j,
+        np.uint64(2**63),
+        [[1], [1, 2]],
+    ],
 )
 def test_a_value_that_no_list_takes_is_named(value):
     with pytest.raises(RowError, match="feature 'x' holds"):
