@@ -67,11 +67,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def loopback_id() -> str:
-    """Return which loopback this process has: each container of a host has its own."""
+def namespace_id(kind: str) -> str:
+    """Return the boot id and this process' namespace of a kind: a host's containers have their own.
+
+    Args:
+        kind: Linux' name of it: "net" for what loopback reaches, "pid" for what a pid means.
+    """
     namespace = ""
     with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/net")
+        namespace = os.readlink(f"/proc/self/ns/{kind}")
     return f"{boot_id()} {namespace}"
 
 

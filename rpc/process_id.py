@@ -7,13 +7,12 @@ Threads: any.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Annotated, Any, Self
 
 import msgspec
 
-from rpc.endpoint import boot_id
+from rpc.endpoint import namespace_id
 from rpc.process_stat import stat_fields
 
 MAX_PID = 1 << 22
@@ -34,11 +33,11 @@ class ProcessId(msgspec.Struct, frozen=True):
     def of_this(cls, **fields: Any) -> Self:
         """Return the record of this process; `fields` are those that a subclass adds."""
         pid = os.getpid()
-        return cls(kernel=_kernel(), pid=pid, started=_state_and_start(pid)[1], **fields)
+        return cls(kernel=namespace_id("pid"), pid=pid, started=_state_and_start(pid)[1], **fields)
 
     def has_ended(self) -> bool | None:
         """Whether the process has certainly ended; None: it cannot be seen from here."""
-        if self.kernel != _kernel():
+        if self.kernel != namespace_id("pid"):
             return None
         try:
             os.kill(self.pid, 0)
@@ -50,13 +49,6 @@ class ProcessId(msgspec.Struct, frozen=True):
         if not started or not self.started:
             return None  # no free descriptor, or /proc hides other users' processes
         return state in ("Z", "X") or started != self.started
-
-
-def _kernel() -> str:
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return f"{boot_id()} {namespace}"
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

@@ -293,7 +293,7 @@ def _settings(
         feeds=feeds,
         loopback=facts.is_local,
         default_fs=facts.default_fs,
-        driver_loopback=endpoint.loopback_id(),
+        driver_loopback=endpoint.namespace_id("net"),
         legacy_keras=os.environ.get(legacy_keras.VARIABLE, ""),
         release_port=bool(request.release_port),
     )

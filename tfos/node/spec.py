@@ -43,7 +43,7 @@ class NodeSettings:
     """Everything runs on the driver's host: bind and advertise 127.0.0.1."""
     default_fs: str = "file://"
     driver_loopback: str = ""
-    """The driver's `loopback_id`: shows the chief whether the driver reaches its loopback."""
+    """The driver's network namespace: shows the chief whether the driver reaches its loopback."""
     has_tensorflow_servers: bool = False
     """Whether other nodes run TensorFlow's servers, for a strategy that main_fun builds."""
     is_mirrored: bool = False

@@ -136,7 +136,7 @@ class TensorBoardChild:
 def _host(spec: SupervisorSpec) -> str:
     """Return the address to bind: TensorBoard has no login, so loopback wherever that suffices."""
     settings = spec.bundle.settings
-    is_near = settings.loopback or settings.driver_loopback == endpoint.loopback_id()
+    is_near = settings.loopback or settings.driver_loopback == endpoint.namespace_id("net")
     return settings.tensorboard.host or ("127.0.0.1" if is_near else spec.executor.host)
 
 

@@ -44,7 +44,7 @@ def test_the_address_of_all_is_not_hidden_behind_loopback():
     ("settings", "bound"),
     [
         ({"loopback": True}, "127.0.0.1"),
-        ({"loopback": False, "driver_loopback": endpoint.loopback_id()}, "127.0.0.1"),
+        ({"loopback": False, "driver_loopback": endpoint.namespace_id("net")}, "127.0.0.1"),
         ({"loopback": False, "driver_loopback": "another host"}, "10.0.0.7"),
         ({"loopback": False, "driver_loopback": f"{endpoint.boot_id()} net:[1]"}, "10.0.0.7"),
     ],
