@@ -18,7 +18,7 @@ from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.node_memory import ADDRESS_SPACE_MIB, overhead_mib
 from tfos.spark import executor_memory, task_secrets
-from tfos.spark.facts import SparkFacts, fixed_executors, is_true
+from tfos.spark.facts import SparkFacts, is_true
 from tfos.topology import Plan
 
 OPEN_SERVERS = (
@@ -38,7 +38,6 @@ NO_LAST_SAVE = (
     "Use ClusterConfig(checkpoints=Checkpoints(..., every_s=...)), which saves while they train"
 )
 """Warning of a cluster without servers that is to save at its end; takes the directory."""
-_PYTHON_WORKER = "spark.python.worker"
 _MIB = 1 << 20
 _LARGE_COPIES_BYTES = 256 * _MIB
 """Size of all copies of main_fun together: a quarter of the default of spark.driver.memory."""
@@ -61,7 +60,7 @@ def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
     Raises:
         ConfigError: names the setting, its value and what to do.
     """
-    if facts.is_dynamic and fixed_executors(facts.conf) is None and not config.allow_dynamic:
+    if facts.may_have_more and not config.allow_dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
             "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
@@ -88,7 +87,7 @@ def check_python_workers(conf: Mapping[str, str]) -> None:
     Raises:
         ConfigError: has the limit and what to set instead.
     """
-    idle, kills = f"{_PYTHON_WORKER}.idleTimeoutSeconds", f"{_PYTHON_WORKER}.killOnIdleTimeout"
+    kills, idle = "spark.python.worker.killOnIdleTimeout", "spark.python.worker.idleTimeoutSeconds"
     if is_true(conf, kills) and (idle_s := conf.get(idle, "0")) not in ("0", "0s"):
         raise ConfigError(
             f"{kills}=true with {idle}={idle_s}: Spark ends a task that sends it nothing for that "

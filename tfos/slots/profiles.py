@@ -250,9 +250,7 @@ _lock = threading.Lock()
 
 def _has_profiles(facts: SparkFacts) -> bool:
     """Whether this Spark runs tasks of a profile, on a known number of executors."""
-    return not facts.is_in_driver and (
-        not facts.is_dynamic or fixed_executors(facts.conf) is not None
-    )
+    return not facts.is_in_driver and not facts.may_have_more
 
 
 def _refuse(what: str, asked: Resources, facts: SparkFacts, config: ClusterConfig) -> None:

@@ -15,7 +15,6 @@ from tfos.spark.shares import NodeShare
 
 _WHOLE_GPU = 10**16
 """One GPU in the units of Spark's scheduler, which counts fractions of it."""
-_NOTHING = NodeShare(0)
 _COMMON = 0
 """Spark's profile id of the common executors."""
 
@@ -51,7 +50,7 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         if free is None:
             continue
         if summary.isExcluded():  # after failed tasks: Spark starts none there
-            executors.append(ExecutorSlots(name, host, 0, capacity=_NOTHING, free=_NOTHING))
+            executors.append(ExecutorSlots(name, host, slots=0))
             continue
         # Free cores do not show tasks that hold something else, nor tasks that use more cores.
         busy = max(running.get(name, 0), slots - free.tasks(task))

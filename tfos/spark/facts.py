@@ -123,7 +123,7 @@ class SparkFacts:
     @property
     def may_have_more(self) -> bool:
         """Whether Spark may have more executors than `expected_executors`."""
-        return self.is_dynamic and not self.is_in_driver and fixed_executors(self.conf) is None
+        return self.is_dynamic and fixed_executors(self.conf) is None
 
     @property
     def allowed_slots(self) -> int | None:
