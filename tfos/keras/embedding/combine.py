@@ -86,12 +86,11 @@ def _flat(weights: Any, keys: Keys, dtype: Any) -> Any:
     """Return the weights as [n], one per key."""
     import tensorflow as tf
 
-    is_ragged = isinstance(weights, tf.RaggedTensor)
-    if keys.is_ragged and not is_ragged and keys.source.shape.rank == weights.shape.rank == 2:
+    is_dense = not isinstance(weights, tf.RaggedTensor)
+    if keys.is_ragged and is_dense and keys.source.shape.rank == weights.shape.rank == 2:
         # A feed makes lists of strings ragged, but numbers a matrix while all have one length.
         weights = tf.RaggedTensor.from_tensor(weights)
-        is_ragged = True
-    if keys.is_ragged != is_ragged:
+    if keys.is_ragged != isinstance(weights, tf.RaggedTensor):
         kinds = ("ragged", "dense") if keys.is_ragged else ("dense", "ragged")
         raise UnsupportedModel(
             f"the ids are {kinds[0]} and their weights {kinds[1]}; give both in the same shape"

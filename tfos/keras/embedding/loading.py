@@ -180,19 +180,23 @@ def _load_once(client: Any, name: str, table: str, batches: RowBatches, save: Sa
         As load_rows.
     """
     states = dict(client.metadata().get(name) or {})
+
+    def note(state: str) -> None:
+        client.set_metadata(name, states | {table: state}, of_run=True)
+
     if reason := _why_not(client, states.get(table)):
         _logger.info("table %r: no rows are loaded: %s", table, reason)
-        client.set_metadata(name, states | {table: LOADED}, of_run=True)
+        note(LOADED)
         return 0
-    client.set_metadata(name, states | {table: LOADING}, of_run=True)
+    note(LOADING)
     try:
         added, is_safe = _load_whole(client, table, batches, save)
     except Exception:
         # The program may go on without these rows: then the other workers must not wait for them.
         with contextlib.suppress(PSError):
-            client.set_metadata(name, states | {table: UNSAFE}, of_run=True)
+            note(UNSAFE)
         raise
-    client.set_metadata(name, states | {table: LOADED if is_safe else UNSAFE}, of_run=True)
+    note(LOADED if is_safe else UNSAFE)
     return added
 
 
