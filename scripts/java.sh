@@ -1,7 +1,8 @@
 # Sourced by the scripts beside it: Java for Spark, and a Spark home that may be written to.
 #
 # tfos_java          sets and exports JAVA_HOME to a Java of version 17 or later (17 before 21 before others);
-#                    installs a headless one as root with apt, else stops with the one command to run.
+#                    installs a headless one as root with apt, else stops with the one command to run. Call it
+#                    before tfos_env: who may not install one should not wait for the packages.
 # tfos_spark DIR     sets and exports SPARK_HOME to DIR/spark, links to pip's pyspark: local-cluster executors
 #                    make their work directories under $SPARK_HOME/work, which must not be inside the
 #                    installed package. Directories take the place of its zip files of modules: Python keeps

@@ -10,7 +10,7 @@ import pytest
 from ps.client.client import PSClient
 from ps.manifest.manifest import Manifest
 from tests.support.channel_proxy import FaultProxy
-from tests.support.ps_cluster import Cluster, cluster, filled
+from tests.support.ps_cluster import WAIT_S, Cluster, cluster, filled
 
 
 class ProxiedCluster:
@@ -25,12 +25,12 @@ class ProxiedCluster:
         endpoints = [proxy.endpoint for proxy in self.proxies]
         return self.bed.client(rank, endpoints=endpoints, **settings)
 
-    def workers(self, manifest: Manifest) -> list[PSClient]:
+    def workers(self, manifest: Manifest, **settings: Any) -> list[PSClient]:
         """Attached clients with open connections through the proxy."""
         self.bed.client().seed(manifest, filled(manifest))
-        clients = [self.client(rank) for rank in range(self.bed.num_workers)]
+        clients = [self.client(rank, **settings) for rank in range(self.bed.num_workers)]
         for client in clients:
-            client.attach()
+            client.attach(timeout_s=WAIT_S)
         return clients
 
 

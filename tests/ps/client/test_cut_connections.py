@@ -200,9 +200,7 @@ def test_a_cut_push_is_sent_again_while_another_server_holds_its_answer(proxied,
 def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
     parts = proxied()
     manifest = make_manifest(1000, rule=ADD)
-    parts.bed.client().seed(manifest, filled(manifest))
-    client = parts.client(timeout_s=2.0)
-    client.attach(timeout_s=WAIT_S)
+    (client,) = parts.workers(manifest, timeout_s=2.0)
     parts.proxy.plan(*[("up", 400)] * 1000)
     with pytest.raises(RequestTimeout, match=r"ps:0 at 127\.0\.0\.1:\d+"):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
@@ -213,9 +211,7 @@ def test_a_network_that_never_heals_ends_in_a_typed_timeout(proxied):
 def test_a_timeout_after_a_cut_says_how_the_earlier_try_ended(proxied):
     parts = proxied()
     manifest = make_manifest(1000, rule=ADD)
-    parts.bed.client().seed(manifest, filled(manifest))
-    client = parts.client(timeout_s=2.0)
-    client.attach(timeout_s=WAIT_S)
+    (client,) = parts.workers(manifest, timeout_s=2.0)
     parts.proxy.arm(Fault("up", 400, "cut"), Fault("up", 2000, "drop", lasts_s=WAIT_S))
     with pytest.raises(RequestTimeout, match=r"frozen.*the network loses packets: an earlier"):
         client.push(filled(manifest, 1.0), hyper=HYPER, rows=1)
