@@ -17,7 +17,7 @@ from ps.manifest.manifest import SGD, Hyper, Manifest
 from tests.ps.client.test_row_exchange import MODES, Rows, exchange
 from tests.support.channel_proxy import Direction
 from tests.support.proxied_cluster import ProxiedCluster, proxied
-from tests.support.ps_cluster import ADD, Cluster, cluster, filled, run_all, succeeded
+from tests.support.ps_cluster import ADD, WAIT_S, Cluster, cluster, filled, run_all, succeeded
 from tests.support.tables import table, table_kernels_loaded, with_tables
 
 __all__ = ["proxied", "table_kernels_loaded"]
@@ -150,16 +150,20 @@ def test_a_save_holds_rows_groups_and_the_record_of_the_same_pushes(tmp_path: Pa
         clients = bed.workers(manifest, filled(manifest))
         saver = bed.driver()
         saver.attach()
+        training = threading.Barrier(3)  # a save before the first push would find no rows
         ended = threading.Event()
 
         def train(client: PSClient) -> None:
             batch = Rows(client, user=IDS, item=IDS).looked_up(client)
+            exchange(client, batch.grads(), batch)
+            training.wait(WAIT_S)
             while not ended.is_set():
                 exchange(client, batch.grads(), batch)
             client.leave()
 
         def save() -> None:
             try:
+                training.wait(WAIT_S)
                 for step in range(4):
                     saver.save(tmp_path, step)
             finally:
