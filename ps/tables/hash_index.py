@@ -183,6 +183,26 @@ def find(slots: Array, row_ids: Array, key: int, wanted: Array, rows: Array) -> 
 
 
 @kernel
+def confirm(row_ids: Array, wanted: Array, rows: Array) -> int:
+    """Write -1 to `rows` where a row is not, or no longer, that of the wanted id; return how often.
+
+    Args:
+        row_ids: [num_rows] int64, the id of each row, none longer.
+        wanted: [n] int64.
+        rows: [n] int64, what an earlier search has found; changed.
+    """
+    unconfirmed = 0
+    for i in range(wanted.size):
+        if i + _AHEAD < wanted.size and 0 <= rows[i + _AHEAD] < row_ids.size:
+            prefetch(row_ids, rows[i + _AHEAD])
+        row = rows[i]
+        if row < 0 or row >= row_ids.size or row_ids[row] != wanted[i]:
+            rows[i] = -1
+            unconfirmed += 1
+    return unconfirmed
+
+
+@kernel
 def insert(slots: Array, row_ids: Array, key: int, start: int, stop: int) -> None:
     """Enter the rows [start, stop), whose ids are unknown yet; at least one slot stays empty.
 
@@ -312,6 +332,22 @@ class HashIndex:
         rows[places] = found
         return missing
 
+    def find_again(self, row_ids: Array, wanted: Array, rows: Array) -> int:
+        """As `find`, but only rows that are no longer where an earlier search found them.
+
+        Args:
+            row_ids: the id of every row.
+            wanted: [n] int64.
+            rows: [n] int64, what was found then, right or wrong; corrected.
+        """
+        if not confirm(row_ids[: self._num_rows], wanted, rows):
+            return 0
+        (places,) = np.nonzero(rows < 0)
+        found = np.empty(places.size, np.int64)
+        missing = self.find(row_ids, wanted[places], found)
+        rows[places] = found
+        return missing
+
     def add(self, row_ids: Array, stop: int) -> None:
         """Enter the rows from the number of known ones up to `stop`, whose ids are unknown yet.
 
@@ -393,6 +429,7 @@ _ROWS = types.Array(types.int64, 1, "C")
 
 SIGNATURES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (find, (_READ_SLOTS, _IDS, types.uint64, _IDS, _ROWS)),
+    (confirm, (_IDS, _IDS, _ROWS)),
     (insert, (_SLOTS, _IDS, types.uint64, types.int64, types.int64)),
     (move, (_READ_SLOTS, _SLOTS, types.int64, types.int64)),
 )

@@ -28,6 +28,7 @@ from ps.errors import TableFull
 from ps.manifest.table_spec import TableSpec
 from ps.tables import kernels
 from ps.tables.admission import AdmissionFilter
+from ps.tables.deliveries import RecentLookups
 from ps.tables.eviction import RowAges, Tombstones, TtlClock
 from ps.tables.growable_array import GrowingArray
 from ps.tables.hash_index import HashIndex
@@ -97,6 +98,7 @@ class Segment:
         self._ids = GrowingArray(np.dtype(np.int64))
         self._versions = GrowingArray(np.dtype(np.int64))
         self._index = HashIndex()
+        self._lookups = RecentLookups()
 
     @property
     def row_nbytes(self) -> int:
@@ -148,6 +150,8 @@ class Segment:
                 out[places] = 0
             else:
                 initialize(out, places, ids[places], self._recipe, self._key)
+        if training:
+            self._lookups.keep(ids, rows)
         return missing
 
     def push(
@@ -174,8 +178,7 @@ class Segment:
         self.version += 1
         if not ids.size:
             return Pushed(evicted=evicted)
-        rows = np.empty(ids.size, np.int64)
-        missing = self._index.find(self._ids.rows, ids, rows)
+        rows, missing = self._found(ids)
         # Before mark(): a save in progress needs the rows with their old versions.
         self._keep(rows)
         before = np.empty(ids.size, np.int64)
@@ -302,6 +305,14 @@ class Segment:
         rows[:, : self._spec.dim] = batch.rows[:, : self._spec.dim]
         rows[:, self._spec.dim :] = self._slot_starts
         return RowBatch(batch.ids, rows, batch.versions)
+
+    def _found(self, ids: Array) -> tuple[Array, int]:
+        """Return the rows of a push's ids and how many have none."""
+        rows = self._lookups.take(ids)
+        if rows is not None:
+            return rows, self._index.find_again(self._ids.rows, ids, rows)
+        rows = np.empty(ids.size, np.int64)
+        return rows, self._index.find(self._ids.rows, ids, rows)
 
     def _undo(self, before: RowAges) -> None:
         """Undo the marks of a push: restore the versions that these rows had before it."""

@@ -27,13 +27,13 @@ from ps.optim.row_rules import row_hyper, row_scalars, row_starts, row_width
 from ps.optim.rules import stands_still
 from ps.stats.server_stats import TableStats
 from ps.tables import kernels as table_kernels
+from ps.tables.deliveries import RowStaleness
 from ps.tables.eviction import lru_victims
 from ps.tables.hash_index import new_key
 from ps.tables.ids import shown
 from ps.tables.kernels import NUM_BUCKETS
 from ps.tables.quota import Elsewhere, NoRoom, Quota
 from ps.tables.routing import arranged, parts_of_buckets
-from ps.tables.row_staleness import RowStaleness
 from ps.tables.rows import ROWS_AT_ONCE, RowBatch
 from ps.tables.segment import EVICTED_SHARE, Pushed, Segment
 

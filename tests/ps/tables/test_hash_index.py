@@ -39,6 +39,7 @@ class Model:
         self.index = HashIndex()
         self.ids = np.zeros(1 << 16, np.int64)
         self.num_rows = 0
+        self.random = np.random.default_rng(0)
 
     def add(self, ids) -> None:
         known = set(self.ids[: self.num_rows].tolist())
@@ -69,6 +70,10 @@ class Model:
         rows = np.full(ids.size, -2)
         missing = self.index.find(self.ids, ids, rows)
         assert missing == (rows < 0).sum()
+        for guess in (rows, self.random.integers(-2, 2 * self.num_rows + 2, ids.size)):
+            again = guess.copy()
+            assert self.index.find_again(self.ids, ids, again) == missing
+            assert np.array_equal(again, rows)
         return rows
 
 
@@ -149,6 +154,16 @@ def test_nothing_is_lost_while_it_grows_in_steps(monkeypatch: pytest.MonkeyPatch
     for _ in range(40):
         model.add(random.integers(-(2**63), 2**63, 50).tolist())
         model.check(random.integers(0, 2**63, 50).tolist())
+
+
+def test_a_row_that_is_gone_is_not_found_again_where_its_id_still_stands():
+    model = Model()
+    model.add([3, 4, 5])
+    rows = model.rows_of(np.array([3, 5]))
+    model.remove([2])
+    assert model.ids[2] == 5
+    assert model.index.find_again(model.ids, np.array([3, 5]), rows) == 1
+    assert rows.tolist() == [0, -1]
 
 
 def test_the_slots_of_a_row_take_12_to_20_bytes():

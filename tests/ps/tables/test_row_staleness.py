@@ -10,8 +10,8 @@ import pytest
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
 from ps.stats.server_stats import NUM_STALENESS_BINS
-from ps.tables import row_staleness
-from ps.tables.row_staleness import RowStaleness
+from ps.tables import deliveries
+from ps.tables.deliveries import RowStaleness
 from tests.support.ps_cluster import ADD, cluster, filled
 from tests.support.tables import table, table_kernels_loaded, with_tables
 
@@ -54,7 +54,7 @@ def test_a_push_that_no_lookup_precedes_is_not_counted():
 
 
 def test_batches_that_nobody_pushes_for_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(row_staleness, "MAX_OPEN", 3)
+    monkeypatch.setattr(deliveries, "MAX_OPEN", 3)
     made = RowStaleness()
     for start in range(4):
         made.delivered(A, IDS + start)

@@ -15,6 +15,7 @@ from ps.manifest.initializer_spec import Constant, RandomUniform
 from ps.manifest.manifest import SGD
 from ps.manifest.table_spec import Admission, TableSpec
 from ps.tables import kernels
+from ps.tables.hash_index import HashIndex
 from ps.tables.quota import BESIDE_ROW_NBYTES, NoRoom, Quota
 from ps.tables.segment import Segment
 from tests.support.ps_cluster import resident_growth
@@ -235,7 +236,31 @@ def test_rows_that_move_while_others_are_dumped_are_never_left_out():
     assert {number for number in still_there if number < 64} <= found.keys()
 
 
-@settings(max_examples=30)
+def test_a_push_after_its_lookup_searches_only_for_rows_that_have_moved(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = segment(max_rows=4, when_full="lru")
+    push(made, [1, 2, 3, 4])
+    searched: list[list[int]] = []
+
+    def find(index: HashIndex, row_ids, wanted, rows) -> int:
+        searched.append(wanted.tolist())
+        return of_index(index, row_ids, wanted, rows)
+
+    of_index = HashIndex.find
+    monkeypatch.setattr(HashIndex, "find", find)
+    lookup(made, [1, 2, 3])
+    push(made, [1, 2, 3])
+    assert searched == [[1, 2, 3]], "by the lookup"
+    lookup(made, [1, 4])
+    lookup(made, [5])
+    push(made, [5])  # evicts 4, the least recently pushed
+    searched.clear()
+    push(made, [1, 4])
+    assert searched[0] == [4]
+
+
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 40), max_size=12), st.integers(0, 30)), max_size=25)
 )
@@ -243,7 +268,9 @@ def test_it_behaves_as_a_dictionary_of_rows_with_ages(steps):
     clock = Clock()
     made = segment(clock, ttl_s=64.0)
     model: dict[int, tuple[float, float]] = {}
-    for ids, later_s in steps:
+    for step, (ids, later_s) in enumerate(steps):
+        for ahead, _ in steps[step : step + 3]:  # rows move until they are pushed
+            lookup(made, sorted(ahead))
         clock.now_s += later_s
         model = {k: (v, at) for k, (v, at) in model.items() if clock.now_s - at < 65.0}
         push(made, sorted(ids))
