@@ -33,9 +33,12 @@ NUM_IN_ONE_TEST = 100
 NUM_LONG_SCHEDULES = 40_000
 RARE_ONES = range(4500, 5500)
 """Of these the default run takes the plans in which a worker joins about a restart."""
-RAREST_ONES = (17866, 66166, 1781, 1035, 2002036)
+RAREST_ONES = (17866, 66166, 1781, 1035, 2002036, 529)
 """They show servers that restart without their workers' clocks, without the rendezvous before,
-waiting for who has left, or with a step that the others drop: one plan in hundreds does."""
+waiting for who has left or ended, or with a step that the others drop: one plan in hundreds does.
+"""
+ROWS_LEFT_OUT = 68
+"""The first plan that shows a clock without its rows."""
 TORN_ONES = (3144, 4251)
 """A save cuts a push in the middle that is acknowledged before the server dies."""
 
@@ -208,7 +211,7 @@ def test_a_broken_cluster_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         AssertionError, match=rf"(?s){text}.*replay: python -m tests.support.sim.ps"
     ):
-        run(range(400))
+        run([ROWS_LEFT_OUT, *range(400)])
 
 
 def joins_about_a_restart(plan: Plan) -> bool:
@@ -231,8 +234,9 @@ def test_a_restart_that_breaks_a_promise_is_found(name: str, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_a_restarted_server_that_hears_of_no_rendezvous_before_it_is_found(monkeypatch):
-    """Workers that wait 60 s probe the servers meanwhile, which takes 30 s of real time."""
-    monkeypatch.setattr(of_servers, "TIMEOUT_S", 20.0)
+    """Workers that wait long probe the servers meanwhile: 20 s are two million turns, 5 s a
+    thousand."""
+    monkeypatch.setattr(of_servers, "TIMEOUT_S", 5.0)
     seed = 1781  # today's; another one where requests go in another order
     run([seed])
     monkeypatch.setattr(PassedRendezvous, "request", lambda _: None)
