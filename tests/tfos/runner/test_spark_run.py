@@ -41,5 +41,5 @@ def test_a_run_without_a_number_takes_every_task_slot(
     monkeypatch.setattr(
         "tfos.runner.spark_run.run_work", lambda *given, **_: asked.append(given[2])
     )
-    run(print, sc=SixCores(conf))  # type: ignore[arg-type]
+    run(print, sc=SixCores(conf))
     assert asked == [count]
