@@ -251,12 +251,17 @@ def next_size(size: int, took_s: float, wave_s: float) -> int:
     return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
 
+def _jobs_of(sc: Any, tag: str) -> list[int]:
+    # That of Java, which pyspark's holds, knows groups alone.
+    return [*sc._jsc.sc().statusTracker().getJobIdsForTag(tag)]
+
+
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
     try:
         tracker = sc.statusTracker()
         found = [
             tracker.getStageInfo(stage)
-            for job in tracker._jtracker.getJobIdsForTag(tag)
+            for job in _jobs_of(sc, tag)
             for stage in tracker.getJobInfo(job).stageIds
         ]
     except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
@@ -276,7 +281,7 @@ def _last_tasks_of(sc: Any, tag: str) -> TaskCounts | None:
     """
     try:
         tracker = sc.statusTracker()
-        job = max(tracker._jtracker.getJobIdsForTag(tag))
+        job = max(_jobs_of(sc, tag))
         stages = {stage: tracker.getStageInfo(stage) for stage in tracker.getJobInfo(job).stageIds}
         last = stages[max(stages)]
         active = sum(each.numActiveTasks for each in stages.values() if each is not None)

@@ -111,7 +111,10 @@ class Counted:
     }
 
     def __init__(self) -> None:
-        self._jtracker = self
+        self._jsc = self
+
+    def sc(self) -> Counted:
+        return self
 
     def statusTracker(self) -> Counted:
         return self
