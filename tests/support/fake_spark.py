@@ -74,7 +74,7 @@ class FakeSpark:
         self._jsc = None
 
     def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
-        pass
+        self.setLocalProperty("spark.jobGroup.id", group)
 
     def addJobTag(self, tag: str) -> None:
         self._thread.tag = tag

@@ -12,7 +12,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,7 +89,8 @@ def export(
         return target.path
     with tempfile.TemporaryDirectory(prefix="tfos-export-", dir=ctx.staging_dir) as staging:
         whole = Path(staging) / ("model.keras" if _is_file(target.name) else "model")
-        save(model, whole)
+        with _named(whole):
+            save(model, whole)
         try:
             transfer.upload(whole, target, last=SAVED_MODEL)
         except PathError as error:
@@ -157,10 +158,22 @@ def _export_here(model: Any, target: Path, save: Save) -> None:
     suffix = ".keras" if _is_file(target.name) else ""
     temporary = target.with_name(f"{staging_name(target.name)}{suffix}")
     try:
-        save(model, temporary)
+        with _named(target):
+            save(model, temporary)
         _replace(temporary, target)
     finally:
         _remove(temporary)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in an error of a write, which says nothing of it: a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -46,8 +46,9 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
         if facts.is_in_driver:
             executors.append(ExecutorSlots(name, host, slots, running.get(name, 0)))
             continue
-        free = _free(spark.taskScheduler().backend(), name, resource)
-        if free is None:
+        backend = spark.taskScheduler().backend()
+        free = _free(backend, name, resource)
+        if free is None or not backend.isExecutorActive(name):  # unknown, or decommissioned
             continue
         if summary.isExcluded():  # after failed tasks: Spark starts none there
             executors.append(ExecutorSlots(name, host, slots=0))

@@ -41,6 +41,8 @@ JVM_ENDED = (
     "the driver's JVM ended, and with it the Spark application: see its log (hs_err_pid*.log of a "
     "crash); if memory was short raise spark.driver.memory"
 )
+_GROUP = "spark.jobGroup.id"
+_QUERY = "sql.streaming.queryId"
 _FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
@@ -64,7 +66,7 @@ class SparkJob(Generic[Result]):
 
     Args:
         sc: the SparkContext.
-        tag: unique; the job is cancelled by it and found by it as job group.
+        tag: unique; the job is cancelled and found by it.
         description: what Spark's UI shows.
         action: runs the job and returns its result.
         on_end: called on the job's thread once it has ended, however it did.
@@ -160,7 +162,10 @@ class SparkJob(Generic[Result]):
             self._on_end(self)
 
     def _act(self) -> Result | None:
-        self._sc.setJobGroup(self.tag, self._description, interruptOnCancel=True)
+        group = self._sc.getLocalProperty(_GROUP)  # a notebook's cell, which it cancels by that
+        if group is None or self._sc.getLocalProperty(_QUERY):  # a stream's batch ends in order
+            group = self.tag
+        self._sc.setJobGroup(group, self._description, interruptOnCancel=True)
         self._sc.addJobTag(self.tag)  # beside those of the user's thread
         return None if self._cancelled else self._action()
 
@@ -246,12 +251,17 @@ def next_size(size: int, took_s: float, wave_s: float) -> int:
     return max(1, min(2 * size, int(size * wave_s / max(took_s, _SHORTEST_S))))
 
 
+def _jobs_of(sc: Any, tag: str) -> list[int]:
+    # That of Java, which pyspark's holds, knows groups alone.
+    return [*sc._jsc.sc().statusTracker().getJobIdsForTag(tag)]
+
+
 def _tasks_of(sc: Any, tag: str) -> TaskCounts | None:
     try:
         tracker = sc.statusTracker()
         found = [
             tracker.getStageInfo(stage)
-            for job in tracker.getJobIdsForGroup(tag)
+            for job in _jobs_of(sc, tag)
             for stage in tracker.getJobInfo(job).stageIds
         ]
     except Exception:  # noqa: BLE001  # py4j's many errors; an estimate is no reason to fail
@@ -271,7 +281,7 @@ def _last_tasks_of(sc: Any, tag: str) -> TaskCounts | None:
     """
     try:
         tracker = sc.statusTracker()
-        job = max(tracker.getJobIdsForGroup(tag))
+        job = max(_jobs_of(sc, tag))
         stages = {stage: tracker.getStageInfo(stage) for stage in tracker.getJobInfo(job).stageIds}
         last = stages[max(stages)]
         active = sum(each.numActiveTasks for each in stages.values() if each is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import logging
@@ -626,6 +627,19 @@ def test_what_a_killed_export_leaves_has_the_name_of_its_target(cluster, tmp_pat
 
     export(make_model(), str(tmp_path / "saved"), cluster.contexts[0], save)
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("url", ["{here}/saved.keras", "memory://exports/full.keras"])
+def test_a_full_disk_is_named_by_an_export(cluster, tmp_path, monkeypatch, url):
+    """Of an export to a URL it is the disk on which the model waits, not that of the URL."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def save(model, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/.*[.]keras'"):
+        export(make_model(), url.format(here=tmp_path), cluster.contexts[0], save)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import os
 import signal
@@ -291,18 +290,26 @@ def test_an_exception_in_the_block_stops_all_at_once(spark):
 
 @pytest.mark.long
 @pytest.mark.fault("F15")
-@pytest.mark.parametrize("tag", ["", "of-the-user"])
-def test_cancelling_every_job_of_the_context_or_tag_ends_the_cluster_in_order(spark, tag):
-    if tag:
-        spark.addJobTag(tag)
+@pytest.mark.parametrize(
+    "cancel",
+    [
+        lambda spark: spark.cancelAllJobs(),
+        lambda spark: spark.cancelJobsWithTag("of-the-user"),
+        lambda spark: spark.cancelJobGroup("of-the-user"),
+    ],
+    ids=["all", "tag", "group"],
+)
+def test_cancelling_every_job_of_the_context_tag_or_group_ends_the_cluster(spark, cancel):
+    spark.addJobTag("of-the-user")
+    spark.setJobGroup("of-the-user", "a cell")
     try:
         cluster = _reserve(spark, config=ClusterConfig(max_inflight_bytes=4096))
         cluster.start(sleep_long, None)
     finally:
         spark.clearJobTags()
+        spark.setLocalProperty("spark.jobGroup.id", None)
     pids = _pids(cluster)
-    cancel = functools.partial(spark.cancelJobsWithTag, tag) if tag else spark.cancelAllJobs
-    canceller = threading.Timer(1.0, cancel)
+    canceller = threading.Timer(1.0, cancel, (spark,))
     canceller.start()
     started = time.monotonic()
     with pytest.raises((NodeFailedError, FeedJobError), match="cancelled"):

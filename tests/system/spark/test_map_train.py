@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession, functions
 import tfos
 from tests.support.feed import eventually
 from tfos.errors import MapTrainError, SettingsError
+from tfos.spark.jobs import SparkJob
 from tfos.timeseries import windows
 
 pytestmark = [
@@ -42,6 +43,30 @@ def ends(item):
     if how == "raises":
         raise ValueError("no such series")
     return {"loss": 0.5, "how": how, "pid": os.getpid()}
+
+
+def test_spark_tells_whether_a_job_in_the_group_of_its_user_has_a_task(spark, tmp_path):
+    ends = tmp_path / "ends"
+
+    def waits(_: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while not ends.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+
+    spark.setJobGroup("cell", "of a notebook")
+    try:
+        rows = spark.range(1).map(waits)
+        job = SparkJob[int](spark, "tag", "text", rows.count, lambda _: None)
+        assert job.has_active_task() is False
+        job.start(count_tasks=True)
+        eventually(job.has_active_task, "a running task")
+        assert len(spark.statusTracker().getJobIdsForGroup("cell")) == 1
+        eventually(lambda: job.tasks and job.tasks.active == 1, "its count")
+    finally:
+        ends.touch()
+        spark.setLocalProperty("spark.jobGroup.id", None)
+    assert job.join(60)
+    eventually(lambda: job.has_active_task() is False, "no running task")
 
 
 @pytest.mark.fault("F57")

@@ -41,7 +41,10 @@ def of(*items: Any) -> Any:
 
 
 def offer_of(
-    executors: dict[str, tuple[int, int]], facts: SparkFacts = FACTS, excluded: str = ""
+    executors: dict[str, tuple[int, int]],
+    facts: SparkFacts = FACTS,
+    excluded: str = "",
+    leaving: str = "",
 ) -> Offer:
     """Return the offer of executors of 2 cores, by name: free cores and running tasks."""
     summaries = [
@@ -61,6 +64,7 @@ def offer_of(
         for name, (_, count) in executors.items()
     ]
     backend = SimpleNamespace(
+        isExecutorActive=lambda name: name != leaving,
         getExecutorAvailableCpus=lambda name: of(executors[name][0]),
         getExecutorAvailableResources=lambda name: SimpleNamespace(contains=lambda name: False),
     )
@@ -88,6 +92,14 @@ def test_an_executor_that_spark_has_excluded_has_no_slot_and_is_named():
     wait = SlotWait(needs, ClusterConfig(), started_s=0.0)
     with pytest.raises(NotEnoughSlots, match=r"offers 2 .*Spark excludes 0 after failed tasks"):
         wait.ready(replace(offer, expected=2), 0.0)
+
+
+@pytest.mark.fault("F18")
+def test_an_executor_that_spark_decommissions_is_no_part_of_the_offer():
+    """It still runs a task and has a free core, for which Spark starts none."""
+    offer = offer_of({"0": (1, 1), "1": (2, 0)}, leaving="0")
+    assert [each.executor_id for each in offer.executors] == ["1"]
+    assert offer.free == 2
 
 
 def test_executors_with_running_tasks_are_busy_as_far_as_they_are():

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from tfos.spark.jobs import jvm_has_ended
+from tests.support.fake_spark import WAIT_S, FakeSpark
+from tfos.spark.jobs import SparkJob, jvm_has_ended
 
 
 class Jvm:
@@ -42,3 +43,25 @@ def test_a_job_that_failed_with_the_drivers_jvm_is_told_from_one_that_failed_in_
     of_java: Any = Py4JError("as Py4JJavaError is")
     of_java.java_exception = object()
     assert not jvm_has_ended(sc, of_java)
+
+
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize(
+    ("properties", "group"),
+    [
+        ({}, "tag"),
+        ({"spark.jobGroup.id": "cell-1"}, "cell-1"),
+        ({"spark.jobGroup.id": "run", "sql.streaming.queryId": "q"}, "tag"),
+    ],
+)
+def test_a_job_is_in_its_users_group_but_not_in_that_of_a_stream(
+    properties: dict[str, str], group: str
+):
+    spark = FakeSpark()
+    spark.properties = properties
+    job = SparkJob[str | None](
+        spark, "tag", "text", lambda: spark.getLocalProperty("spark.jobGroup.id"), lambda _: None
+    )
+    job.start()
+    assert job.join(WAIT_S)
+    assert job.result() == group

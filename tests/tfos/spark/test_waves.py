@@ -110,10 +110,16 @@ class Counted:
         4: (6, 2, 4),
     }
 
+    def __init__(self) -> None:
+        self._jsc = self
+
+    def sc(self) -> Counted:
+        return self
+
     def statusTracker(self) -> Counted:
         return self
 
-    def getJobIdsForGroup(self, group: str) -> list[int]:
+    def getJobIdsForTag(self, tag: str) -> list[int]:
         return [2, 1]
 
     def getJobInfo(self, job: int) -> Any:
