@@ -1,6 +1,6 @@
-"""spark.ml: TFEstimator trains from a DataFrame, TFModel adds the predicted digit to another one.
+r"""spark.ml: TFEstimator trains from a DataFrame, TFModel adds the predicted digit to another one.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_pipeline.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_pipeline.py \
         --images_labels data/tfr/train --test data/tfr/test --output predictions
 """
 
