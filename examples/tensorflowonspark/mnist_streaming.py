@@ -1,4 +1,4 @@
-r"""Streaming: a DStream of lines from files that arrive feeds the cluster until a worker has enough.
+r"""Streaming: a DStream of lines from files that arrive feeds the cluster until one has enough.
 
     mkdir arriving
     spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_streaming.py \

@@ -1,4 +1,4 @@
-r"""Segmentation: a small U-Net says for every pixel of two digits side by side which digit it is of.
+r"""Segmentation: a small U-Net says of which digit each pixel of two digits side by side is.
 
     spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/segmentation.py \
         --images_labels data/csv
