@@ -237,6 +237,34 @@ def test_ragged_inputs_of_a_saved_model_have_the_names_that_its_function_gave_th
     assert table.to_pydict() == {"longest": [2, 3, 1, 3, 1], "sum": [6, 0, 30, 0, 30]}
 
 
+@pytest.mark.parametrize("kind", [dict, list])
+def test_ragged_inputs_beside_others_of_a_saved_model_with_tables(tmp_path, kind):
+    """TensorFlow calls them inputs_0 and inputs_0_1, as two inputs; a dict has their own names."""
+    inputs = {
+        "user": keras.Input((), dtype="string", name="user"),
+        "tags": keras.Input((None,), dtype="string", ragged=True, name="tags"),
+        "more": keras.Input((None,), dtype="string", ragged=True, name="more"),
+    }
+    rows = [
+        tfos.keras.Embedding(1, table=name, combiner=None if name == "user" else "sum")(x)
+        for name, x in inputs.items()
+    ]
+    given = inputs if kind is dict else [*inputs.values()]
+    model = keras.Model(given, keras.layers.Concatenate(name="y")(rows))
+    model.compile("sgd", "mse")
+    columns = {"user": ["a", "b"], "tags": [["x", "y"], []], "more": [[], ["z"]]}
+    x = {name: tf.ragged.constant(value) for name, value in columns.items()}
+    x["user"] = tf.constant(columns["user"])
+    model.fit(x if kind is dict else [*x.values()], tf.ones((2, 3)), verbose=0)
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m")))
+    names = ["more", "tags", "user"] if kind is dict else ["user", "inputs_0", "inputs_0_2"]
+    assert [*signature.inputs] == names
+    order = names if kind is dict else [*inputs]
+    batch = pa.RecordBatch.from_arrays([pa.array(columns[each]) for each in order], names)
+    (found,) = predicted(signature, batch).to_pydict().values()
+    np.testing.assert_array_equal(found, model.predict(x if kind is dict else [*x.values()]))
+
+
 class Digits(tf.Module):  # type: ignore[misc]  # as Sums
     """Six inputs and outputs of one kind: whose order is mixed up answers other numbers."""
 
