@@ -10,8 +10,11 @@ The model usually includes the function of the signature, which tells both.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfos.errors import UnsupportedModel
@@ -62,11 +65,13 @@ def ragged_arguments(model: Any, names: Collection[str]) -> list[RaggedArgument]
     found: dict[str, RaggedArgument] = {}
     for order, concrete in _functions_of(model, names):
         parts = iter(order)
-        for key, spec in _named(concrete.structured_input_signature):
+        named = [*_named(concrete.structured_input_signature)]
+        keys = Counter(key for key, _ in named)
+        for key, spec in named:
             values, *ends = itertools.islice(parts, len(tf.nest.flatten(spec, True)))
             if not isinstance(spec, tf.RaggedTensorSpec):
                 continue
-            name = values if key is None or key in names else key
+            name = values if key is None or key in names or keys[key] > 1 else key
             if len(ends) != 1:
                 raise UnsupportedModel(
                     f"input {name!r} takes lists of lists in each row (ragged_rank="
@@ -93,9 +98,32 @@ def _named(structure: Any, key: str | None = None) -> Iterator[tuple[str | None,
 
 def _functions_of(model: Any, names: Collection[str]) -> Iterator[tuple[list[str], Any]]:
     """Yield the model's functions whose arguments are tensors of these names, with their order."""
+    import tensorflow as tf
+
     for function in vars(model).values():
         for concrete in getattr(function, "concrete_functions", ()):
-            # What the signature calls them: the graph numbers equal names in another order.
-            order = getattr(concrete, "_arg_keywords", None) or []
+            specs = tf.nest.flatten(concrete.structured_input_signature, expand_composites=True)
+            count = sum(isinstance(each, tf.TypeSpec) for each in specs)
+            order = _keywords(concrete.inputs[:count])
             if sorted(order) == sorted(names):
-                yield [*order], concrete
+                yield order, concrete
+
+
+def _keywords(tensors: Iterable[Any]) -> list[str]:
+    """Return what TensorFlow calls the arguments of a function in its signature.
+
+    The graph's names are no help: it numbers equal ones in another order, in lower case.
+    """
+    found: list[str] = []
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        given = tensor.op.name
+        with contextlib.suppress(ValueError):  # a SavedModel may not have it
+            given = tensor.op.get_attr("_user_specified_name").decode()
+        name = given
+        while name in found:
+            counts[given] += 1
+            name = f"{given}_{counts[given]}"
+        found.append(name)
+    legal = (re.sub(r"\W", "_", name) for name in found)
+    return [name if name[0].isalpha() else f"arg_{name}" for name in legal]

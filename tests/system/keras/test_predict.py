@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfos.keras
 from feeding.filesystem.location import parse
@@ -282,14 +283,78 @@ def answered_by(signature, inputs=None) -> list[float]:
     return [value for (value,) in found.to_pydict().values()]
 
 
-def test_inputs_of_a_saved_model_are_in_the_order_of_its_arguments(tmp_path):
+def as_older_tensorflow_saved(path):
+    """A function did not have its traces as children, which tell what a signature calls them."""
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    nodes = saved.meta_graphs[0].object_graph_def.nodes
+    for function in [node for node in nodes if node.HasField("function")]:
+        for trace in function.children:
+            nodes[trace.node_id].user_object.identifier = "_generic_user_object"
+            nodes[trace.node_id].user_object.version.producer = 1
+        del function.children[:]
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_inputs_of_a_saved_model_are_in_the_order_of_its_arguments(tmp_path, is_old):
     """TensorFlow has another order in each process, so columns filled other inputs in each run."""
     module = Digits()
     tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.digits)
+    if is_old:
+        as_older_tensorflow_saved(tmp_path / "m")
     signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
     assert "".join(signature.inputs) == "zebfac"
     assert list(signature.outputs) == [f"out_{name}" for name in "abcefz"]
     assert answered_by(signature) == [float("zebfac".index(name)) for name in "abcefz"]
+
+
+class Odd(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(input_signature=[tf.TensorSpec((None,), name=name) for name in ("a/z", "Z", "9")])
+    def odd(self, first, second, third):
+        return {"y": first + 10 * second + 100 * third}
+
+
+def test_inputs_are_in_order_if_a_signature_changes_their_names(tmp_path):
+    module = Odd()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.odd)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert [*signature.inputs] == ["a_z", "Z", "arg_9"]
+    model = loading.loaded(signature)
+    assert model.is_ordered
+    assert model.call([tf.constant([n]) for n in (1.0, 2.0, 3.0)])[0].numpy() == [321.0]
+
+
+def test_inputs_of_a_dict_without_names_are_in_the_order_of_its_keys(tmp_path):
+    """The graph numbers them as the first call did: columns filled the inputs b, c, a."""
+
+    class Digits(keras.Model):  # type: ignore[misc]  # Keras is not checked
+        def call(self, x):
+            return x["a"] + 10 * x["b"] + 100 * x["c"]
+
+    model = Digits()
+    model({name: np.ones((1, 1), np.float32) for name in "cab"})
+    path = save(model, tmp_path / "m")
+    found = loading.loaded(loading.read_signature(ModelSource(path=path)))
+    assert found.is_ordered
+    assert found.call([tf.constant([[n]]) for n in (1.0, 2.0, 3.0)])[0].numpy() == [[321.0]]
+
+
+class Twins(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(
+        input_signature=[{key: {"x": tf.RaggedTensorSpec((None, None))} for key in ("a", "b")}]
+    )
+    def twins(self, given):
+        sums = (tf.reduce_sum(given[key]["x"], axis=1) for key in ("a", "b"))
+        return {"y": next(sums) + 10 * next(sums)}
+
+
+def test_ragged_inputs_of_one_name_in_two_dicts_are_two_inputs(tmp_path):
+    module = Twins()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.twins)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert [*signature.inputs] == ["given", "given_2"]
+    batch = pa.RecordBatch.from_pydict({"given": [[1.0, 2.0]], "given_2": [[4.0]]})
+    assert predicted(signature, batch).to_pydict() == {"y": [43.0]}
 
 
 @pytest.mark.parametrize("names", [["user", "item"], [None] * 12])
