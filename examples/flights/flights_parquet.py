@@ -1,6 +1,6 @@
-"""Predict late arrivals from Parquet files that every worker reads itself.
+r"""Predict late arrivals from Parquet files that every worker reads itself.
 
-    spark-submit --master local-cluster[3,1,1024] examples/flights/flights_parquet.py \\
+    spark-submit --master local-cluster[3,1,1024] examples/flights/flights_parquet.py \
         --parquet hdfs://nn:8020/flights
 
 Spark prepares the table as in flights_dataframe.py and writes it once, to a place that all nodes

@@ -1,7 +1,7 @@
-"""Train on handwritten digits that arrive as files until a stop file exists; then resume later.
+r"""Train on handwritten digits that arrive as files until a stop file exists; then resume later.
 
     python examples/mnist/mnist_streaming.py --write digits_in --num_files 20      # in one terminal
-    spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_streaming.py \\
+    spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_streaming.py \
         --images_labels digits_in --stop_file stop --export_dir mnist_export       # in another
     touch stop
 

@@ -1,4 +1,4 @@
-"""Train on handwritten digits in TFRecord or Parquet files that every worker reads itself.
+r"""Train on handwritten digits in TFRecord or Parquet files that every worker reads itself.
 
     spark-submit --master local-cluster[3,1,1024] examples/mnist/mnist_tf_ds.py \
         --format parquet --images_labels hdfs://nn:8020/digits

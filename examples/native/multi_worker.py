@@ -52,7 +52,9 @@ def main_fun(args, ctx):  # noqa: ARG001 - TF_CONFIG tells TensorFlow all it nee
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cluster_size", type=int, default=2)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=100)

@@ -63,7 +63,9 @@ def main_fun(args, ctx):
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cluster_size", type=int, default=4)
     parser.add_argument("--num_ps", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=32)

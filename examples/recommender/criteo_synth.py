@@ -1,6 +1,6 @@
-"""A DeepFM-like model on made-up rows of Criteo's shape: 13 numbers, 26 ids, any number of rows.
+r"""A DeepFM-like model on made-up rows of Criteo's shape: 13 numbers, 26 ids, any number of rows.
 
-    spark-submit --master local-cluster[3,1,1024] examples/recommender/criteo_synth.py \\
+    spark-submit --master local-cluster[3,1,1024] examples/recommender/criteo_synth.py \
         --rows 100000000 --num_ids 10000000 --data hdfs://nn:8020/criteo --no_baseline
 
 Spark's tasks make the rows and write TFRecord files, which the workers then read by themselves. See

@@ -1,6 +1,6 @@
-"""Wide & Deep on real flights, from Parquet files that every worker reads itself.
+r"""Wide & Deep on real flights, from Parquet files that every worker reads itself.
 
-    spark-submit --master local-cluster[3,1,1024] examples/recommender/wide_deep.py \\
+    spark-submit --master local-cluster[3,1,1024] examples/recommender/wide_deep.py \
         --parquet hdfs://nn:8020/flights
 
 Tail numbers, carriers and airports are ids as they stand in the files. See flight_models.py for the

@@ -24,7 +24,9 @@ def digits():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=shared.absolute, default="data/mnist")
     parser.add_argument("--num_partitions", type=int, default=4)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Parallel inference: independent processes label TFRecord files with an exported model.
+r"""Parallel inference: independent processes label TFRecord files with an exported model.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_inference.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_inference.py \
         --images_labels data/tfr/test --export_dir mnist_export --output predictions
 
 Every process writes one file of lines "label prediction".

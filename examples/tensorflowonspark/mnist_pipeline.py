@@ -1,7 +1,7 @@
-"""spark.ml: TFEstimator trains from a DataFrame, TFModel adds the predicted digit to another one.
+r"""spark.ml: TFEstimator trains from a DataFrame, TFModel adds the predicted digit to another one.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_pipeline.py \\
-        --images_labels data/tfr/train --test data/tfr/test --output predictions
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_pipeline.py \
+        --images_labels data/tfr/train --test data/tfr/test --output labelled
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def train_fun(args, ctx):
 def main():
     parser = shared.arguments(__doc__)
     parser.add_argument("--test", type=shared.absolute, help="TFRecord files to label")
-    parser.add_argument("--output", type=shared.absolute, default="predictions")
+    parser.add_argument("--output", type=shared.absolute, default="labelled")
     args = parser.parse_args()
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F

@@ -1,6 +1,6 @@
-"""RDD feed: Spark reads lines, TFNode.DataFeed gives their rows to the workers.
+r"""RDD feed: Spark reads lines, TFNode.DataFeed gives their rows to the workers.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_spark.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_spark.py \
         --images_labels data/csv/train
 
 Needs the distribution tfos-tensorflowonspark; with tfos alone `from tfos import TFNode, ...` is the

@@ -1,7 +1,7 @@
-"""Streaming: a DStream of lines from files that arrive feeds the cluster until a worker has enough.
+r"""Streaming: a DStream of lines from files that arrive feeds the cluster until one has enough.
 
     mkdir arriving
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_streaming.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_streaming.py \
         --images_labels arriving --stop_after 4000
     cp data/csv/train/part-00000 arriving/.tmp && mv arriving/.tmp arriving/a      # then b, c, ...
 

@@ -1,6 +1,6 @@
-"""Own files: Spark only starts the nodes, and every worker reads its share of the CSV lines.
+r"""Own files: Spark only starts the nodes, and every worker reads its share of the CSV lines.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_tf.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_tf.py \
         --images_labels data/csv/train
 """
 

@@ -1,6 +1,6 @@
-"""tf.data: every worker reads its share of TFRecord files with TensorFlow's own datasets.
+r"""tf.data: every worker reads its share of TFRecord files with TensorFlow's own datasets.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_tf_ds.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/mnist_tf_ds.py \
         --images_labels data/tfr/train
 
 tf.distribute shared files out by itself; here `shard` does. tf.data cannot read hdfs:// without

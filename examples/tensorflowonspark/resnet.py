@@ -1,6 +1,6 @@
-"""A residual network on the digits of a CSV file, with flags that only the workers read.
+r"""A residual network on the digits of a CSV file, with flags that only the workers read.
 
-    spark-submit --master local-cluster[3,1,1024] examples/tensorflowonspark/resnet.py \\
+    spark-submit --master local-cluster[3,1,1024] examples/tensorflowonspark/resnet.py \
         --cluster_size 3 --data_dir data/csv --train_epochs 4 --blocks 2
 
 The driver knows --cluster_size and --num_ps. It hands all other flags to main_fun as a list, which

@@ -1,6 +1,6 @@
-"""Segmentation: a small U-Net says for every pixel of two digits side by side which digit it is of.
+r"""Segmentation: a small U-Net says of which digit each pixel of two digits side by side is.
 
-    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/segmentation.py \\
+    spark-submit --master local-cluster[2,1,1024] examples/tensorflowonspark/segmentation.py \
         --images_labels data/csv
 
 Reads the lines of mnist_data_setup.py. The mask of a picture is made of its digits' labels: class 0

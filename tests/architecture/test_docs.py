@@ -82,6 +82,12 @@ def test_shown_code_compiles_and_imports_what_exists(block):
             assert {alias.name for alias in node.names} <= {*dir(module)}  # loads no Keras
 
 
+def test_the_commands_of_an_example_are_the_same_in_its_file_and_in_its_help():
+    for path in ROOT.glob("examples/**/*.py"):  # a backslash that Python takes ends no line of them
+        source = path.read_text()
+        assert (ast.get_docstring(ast.parse(source), clean=False) or "") in source, path
+
+
 def _owners() -> dict[str, type]:
     """What the variables of the documents' programs are, by the names that they always have."""
     from ps import PSClient

@@ -28,12 +28,7 @@ from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.files.transfer import on_disk
-from tfos.predict.saved_arguments import (
-    order_of_arguments,
-    parts_of,
-    ragged_arguments,
-    without_parts,
-)
+from tfos.predict.saved_arguments import order_of_arguments, ragged_arguments
 from tfos.predict.signature import ModelSignature, ModelSource, ModelTensors, TensorInfo
 
 if TYPE_CHECKING:
@@ -267,14 +262,21 @@ def _read_saved_model(source: ModelSource, directory: Path, digest: str) -> Load
     order = order_of_arguments(model, keywords)
     # TensorFlow's order differs between processes.
     keywords = {key: keywords[key] for key in order or sorted(keywords)}
-    ragged = ragged_arguments(model, keywords)
-    inputs = {key: _info(ragged.get(key, keywords[key])) for key in without_parts(keywords, ragged)}
+    ragged = {each.values: each for each in ragged_arguments(model, keywords)}
+    ends = {each.ends for each in ragged.values()}
+    arguments = [key for key in keywords if key not in ends]
+    inputs = {
+        ragged[key].name if key in ragged else key: _info(
+            ragged[key].spec if key in ragged else keywords[key]
+        )
+        for key in arguments
+    }
     outputs = {key: _info(spec) for key, spec in sorted(function.structured_outputs.items())}
 
     def call(tensors: list[Any]) -> list[Any]:
         given: dict[str, Any] = {}
-        for key, tensor in zip(inputs, tensors, strict=True):
-            given |= parts_of(key, tensor, ragged[key]) if key in ragged else {key: tensor}
+        for key, tensor in zip(arguments, tensors, strict=True):
+            given |= ragged[key].tensors(tensor) if key in ragged else {key: tensor}
         found: Mapping[str, Any] = function(**given)
         return [found[name] for name in outputs]
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfos.keras
 from feeding.filesystem.location import parse
@@ -237,6 +238,34 @@ def test_ragged_inputs_of_a_saved_model_have_the_names_that_its_function_gave_th
     assert table.to_pydict() == {"longest": [2, 3, 1, 3, 1], "sum": [6, 0, 30, 0, 30]}
 
 
+@pytest.mark.parametrize("kind", [dict, list])
+def test_ragged_inputs_beside_others_of_a_saved_model_with_tables(tmp_path, kind):
+    """TensorFlow calls them inputs_0 and inputs_0_1, as two inputs; a dict has their own names."""
+    inputs = {
+        "user": keras.Input((), dtype="string", name="user"),
+        "tags": keras.Input((None,), dtype="string", ragged=True, name="tags"),
+        "more": keras.Input((None,), dtype="string", ragged=True, name="more"),
+    }
+    rows = [
+        tfos.keras.Embedding(1, table=name, combiner=None if name == "user" else "sum")(x)
+        for name, x in inputs.items()
+    ]
+    given = inputs if kind is dict else [*inputs.values()]
+    model = keras.Model(given, keras.layers.Concatenate(name="y")(rows))
+    model.compile("sgd", "mse")
+    columns = {"user": ["a", "b"], "tags": [["x", "y"], []], "more": [[], ["z"]]}
+    x = {name: tf.ragged.constant(value) for name, value in columns.items()}
+    x["user"] = tf.constant(columns["user"])
+    model.fit(x if kind is dict else [*x.values()], tf.ones((2, 3)), verbose=0)
+    signature = loading.read_signature(ModelSource(path=save(model, tmp_path / "m")))
+    names = ["more", "tags", "user"] if kind is dict else ["user", "inputs_0", "inputs_0_2"]
+    assert [*signature.inputs] == names
+    order = names if kind is dict else [*inputs]
+    batch = pa.RecordBatch.from_arrays([pa.array(columns[each]) for each in order], names)
+    (found,) = predicted(signature, batch).to_pydict().values()
+    np.testing.assert_array_equal(found, model.predict(x if kind is dict else [*x.values()]))
+
+
 class Digits(tf.Module):  # type: ignore[misc]  # as Sums
     """Six inputs and outputs of one kind: whose order is mixed up answers other numbers."""
 
@@ -254,14 +283,78 @@ def answered_by(signature, inputs=None) -> list[float]:
     return [value for (value,) in found.to_pydict().values()]
 
 
-def test_inputs_of_a_saved_model_are_in_the_order_of_its_arguments(tmp_path):
+def as_older_tensorflow_saved(path):
+    """A function did not have its traces as children, which tell what a signature calls them."""
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    nodes = saved.meta_graphs[0].object_graph_def.nodes
+    for function in [node for node in nodes if node.HasField("function")]:
+        for trace in function.children:
+            nodes[trace.node_id].user_object.identifier = "_generic_user_object"
+            nodes[trace.node_id].user_object.version.producer = 1
+        del function.children[:]
+    (path / "saved_model.pb").write_bytes(saved.SerializeToString())
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_inputs_of_a_saved_model_are_in_the_order_of_its_arguments(tmp_path, is_old):
     """TensorFlow has another order in each process, so columns filled other inputs in each run."""
     module = Digits()
     tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.digits)
+    if is_old:
+        as_older_tensorflow_saved(tmp_path / "m")
     signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
     assert "".join(signature.inputs) == "zebfac"
     assert list(signature.outputs) == [f"out_{name}" for name in "abcefz"]
     assert answered_by(signature) == [float("zebfac".index(name)) for name in "abcefz"]
+
+
+class Odd(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(input_signature=[tf.TensorSpec((None,), name=name) for name in ("a/z", "Z", "9")])
+    def odd(self, first, second, third):
+        return {"y": first + 10 * second + 100 * third}
+
+
+def test_inputs_are_in_order_if_a_signature_changes_their_names(tmp_path):
+    module = Odd()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.odd)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert [*signature.inputs] == ["a_z", "Z", "arg_9"]
+    model = loading.loaded(signature)
+    assert model.is_ordered
+    assert model.call([tf.constant([n]) for n in (1.0, 2.0, 3.0)])[0].numpy() == [321.0]
+
+
+def test_inputs_of_a_dict_without_names_are_in_the_order_of_its_keys(tmp_path):
+    """The graph numbers them as the first call did: columns filled the inputs b, c, a."""
+
+    class Digits(keras.Model):  # type: ignore[misc]  # Keras is not checked
+        def call(self, x):
+            return x["a"] + 10 * x["b"] + 100 * x["c"]
+
+    model = Digits()
+    model({name: np.ones((1, 1), np.float32) for name in "cab"})
+    path = save(model, tmp_path / "m")
+    found = loading.loaded(loading.read_signature(ModelSource(path=path)))
+    assert found.is_ordered
+    assert found.call([tf.constant([[n]]) for n in (1.0, 2.0, 3.0)])[0].numpy() == [[321.0]]
+
+
+class Twins(tf.Module):  # type: ignore[misc]  # as Sums
+    @tf.function(
+        input_signature=[{key: {"x": tf.RaggedTensorSpec((None, None))} for key in ("a", "b")}]
+    )
+    def twins(self, given):
+        sums = (tf.reduce_sum(given[key]["x"], axis=1) for key in ("a", "b"))
+        return {"y": next(sums) + 10 * next(sums)}
+
+
+def test_ragged_inputs_of_one_name_in_two_dicts_are_two_inputs(tmp_path):
+    module = Twins()
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.twins)
+    signature = loading.read_signature(ModelSource(path=str(tmp_path / "m")))
+    assert [*signature.inputs] == ["given", "given_2"]
+    batch = pa.RecordBatch.from_pydict({"given": [[1.0, 2.0]], "given_2": [[4.0]]})
+    assert predicted(signature, batch).to_pydict() == {"y": [43.0]}
 
 
 @pytest.mark.parametrize("names", [["user", "item"], [None] * 12])
