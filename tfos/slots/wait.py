@@ -18,7 +18,7 @@ from tfos.slots.resources import WORKER_NODES
 
 _TOLD_S = 60.0
 """Seconds after which a fit that waits for occupied slots names their holders."""
-_ADVICE = "Lower cluster_size or raise --num-executors, spark.executor.cores or spark.cores.max."
+_ADVICE = "Ask for fewer nodes or raise --num-executors, spark.executor.cores or spark.cores.max."
 
 
 @dataclass
@@ -42,6 +42,8 @@ class SlotWait:
     started_s: float
     master: str = ""
     """Spark's master, which decides how to get more slots."""
+    is_dynamic: bool = False
+    """Whether Spark adds executors by itself, for the tasks of a job."""
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
     _outstanding_s: float = -math.inf
@@ -88,7 +90,7 @@ class SlotWait:
                 raise NotEnoughSlots(
                     f"{shortage(self.needs, offer)} {offer.outstanding} executors have not "
                     f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
-                    "queue for why, raise reservation_timeout, or lower cluster_size."
+                    "queue for why, raise reservation_timeout, or ask for fewer nodes."
                 )
             return None
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
@@ -122,14 +124,14 @@ class SlotWait:
     def _advice(self, offer: Offer) -> str:
         """Return the next step: no setting changes the slots of a local master."""
         if self.master.startswith("local-cluster"):
-            return "Lower cluster_size or raise the numbers in --master local-cluster[…]."
+            return "Ask for fewer nodes or raise the numbers in --master local-cluster[…]."
         if self.master.startswith("local"):
             held = offer.busy + offer.claimed
             cores = math.ceil((self.needs.num_slots + held) * offer.task.cores)
-            return f"Lower cluster_size or start the driver with --master 'local[{cores}]'."
-        if self.config.allow_dynamic:
+            return f"Ask for fewer nodes or start the driver with --master 'local[{cores}]'."
+        if self.is_dynamic:
             return (
-                "Lower cluster_size or raise spark.dynamicAllocation.minExecutors: Spark asks for "
+                "Ask for fewer nodes or raise spark.dynamicAllocation.minExecutors: Spark asks for "
                 "more executors only for the tasks of a job, and nodes start once all have a slot."
             )
         return _ADVICE

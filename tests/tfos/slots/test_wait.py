@@ -59,14 +59,14 @@ def test_too_small_with_all_promised_executors_there_fails_at_once_with_the_arit
     text = str(caught.value)
     assert "need 4 task slots at once (1 ps + 3 workers), Spark offers 3" in text
     assert "executors 0, 1, 2: 3 x 1 slot" in text
-    assert "Lower cluster_size or raise --num-executors" in text
+    assert "Ask for fewer nodes or raise --num-executors" in text
 
 
 @pytest.mark.parametrize(
     ("master", "step"),
     [
-        ("local[3]", "Lower cluster_size or start the driver with --master 'local[7]'."),
-        ("local[*]", "Lower cluster_size or start the driver with --master 'local[7]'."),
+        ("local[3]", "Ask for fewer nodes or start the driver with --master 'local[7]'."),
+        ("local[*]", "Ask for fewer nodes or start the driver with --master 'local[7]'."),
         ("local-cluster[3,1,1024]", "raise the numbers in --master local-cluster[…]."),
         ("yarn", "raise --num-executors, spark.executor.cores or spark.cores.max."),
     ],
@@ -79,10 +79,18 @@ def test_the_next_step_gives_slots_on_this_master(master, step):
 
 
 def test_executors_that_spark_makes_for_jobs_alone_are_asked_for_by_their_least_number():
-    wait = _wait(2, allow_dynamic=True)
+    wait = replace(_wait(2, allow_dynamic=True), is_dynamic=True)
     wait.ready(_offer(), 0.0)
     with pytest.raises(NotEnoughSlots, match=r"raise spark\.dynamicAllocation\.minExecutors"):
         wait.ready(_offer(), 1e6)
+
+
+def test_dynamic_allocation_that_is_allowed_and_off_is_no_way_to_more_slots():
+    wait = _wait(2, allow_dynamic=True)
+    wait.ready(_offer(), 0.0)
+    with pytest.raises(NotEnoughSlots, match=r"raise --num-executors") as refused:
+        wait.ready(_offer(), 1e6)
+    assert "dynamicAllocation" not in str(refused.value)
 
 
 def test_the_local_master_that_is_named_has_room_for_what_runs_and_cores_per_task():
@@ -106,7 +114,7 @@ def test_configured_executors_are_awaited_until_the_reservation_times_out_then_n
         wait.ready(offer, 600.0)
     text = str(caught.value)
     assert "2 executors have not registered within 600 s" in text
-    assert "raise reservation_timeout, or lower cluster_size" in text
+    assert "raise reservation_timeout, or ask for fewer nodes" in text
     assert "--num-executors" not in text
     assert _wait().until(_offer(0, 0, expected=2)) == ""
 
@@ -139,7 +147,7 @@ def test_slots_that_are_held_are_no_executors_that_may_still_come():
     wait = _wait(3, slot_settle_s=4.0)
     held = _offer(1, 1, 0, 0, expected=4)
     assert not wait.ready(held, 1.0)
-    with pytest.raises(NotEnoughSlots, match="Lower cluster_size"):
+    with pytest.raises(NotEnoughSlots, match="Ask for fewer nodes"):
         wait.ready(held, 6.0)
 
 
