@@ -16,9 +16,8 @@ from tfos.config import ClusterConfig, config_of
 from tfos.driver.preflight import check_timeout
 from tfos.errors import NoResultError, SettingsError, ShutdownTimeout
 from tfos.runner.rank_process import RankWork, run_rank
-from tfos.slots.reading import read_offer
 from tfos.spark import pickling
-from tfos.spark.facts import active_context, classic_context, read_facts
+from tfos.spark.facts import active_context
 from tfos.topology import ServersOf
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def run(  # noqa: PLR0913 - Horovod's arguments, and ours by keyword
         fn: called as `fn(*args, **kwargs)` on every rank; may return anything that pickles.
         args: anything that pickles.
         kwargs: anything that pickles.
-        num_proc: number of ranks, one task slot each; None: as many as Spark has slots.
+        num_proc: number of ranks, one task slot each; None: as many as Spark's default parallelism.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         timeout_s: seconds that fn may take once all ranks run; None: no limit.
         config: timeouts and limits. A lost rank always fails the run.
@@ -174,9 +173,7 @@ def rank_value(data: bytes, rank: int) -> Any:
 
 def _count(num_proc: object, context: Any) -> int:
     if num_proc is None:
-        sc = classic_context(context)
-        # A count of cores, such as Spark's default parallelism, may be more.
-        return max(1, read_offer(sc, read_facts(sc)).total)
+        return int(getattr(context, "sparkContext", context).defaultParallelism)
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise SettingsError(f"num_proc must be a whole number from 1, got {num_proc!r}")
     return num_proc
