@@ -43,8 +43,8 @@ class FittedInputs:
             rest: y and weight, if there are any.
 
         Raises:
-            SettingsError: a value does not fit its input, several columns have more or fewer values
-                    than their input, or one of them has lists of several lengths.
+            SettingsError: a value does not fit its input, or one of several columns has
+                    lists of several lengths.
         """
         y, weight = rest[:1], rest[1:]
         if self.num_outputs == 1:
@@ -77,13 +77,7 @@ class FittedInputs:
         if isinstance(x, Mapping):
             _refuse_lists(x.values())
             parts = [self._cast(each, name, info, column=column) for column, each in x.items()]
-            columns, x = list(x), side_by_side(parts)
-            if info.has_rank and in_shape(x, info.shape) is None:
-                raise SettingsError(
-                    f"feature columns {columns}: {x.shape[1]} values per row, but the model's "
-                    f"input is {info}: name a column of arrays, such as F.array(a, b), or make "
-                    "the input as large as these"
-                )
+            x = side_by_side(parts)
         return self._fitted(x, name, info)
 
     def _fitted(self, part: Any, name: str, info: TensorInfo) -> Any:

@@ -81,14 +81,6 @@ def test_what_fits_no_input_is_left_to_keras_and_lists_of_several_lengths_to_the
         shapes({"a": ragged, "pair": COLUMNS["pair"]})
 
 
-def test_columns_of_more_values_than_their_input_are_named_with_both():
-    """Keras would name neither."""
-    shapes = FittedInputs((("x", TensorInfo("float32", (1,))),), 1)
-    text = r"feature columns \['number', 'pair'\]: 3 values per row, .* input is float32\[1\]: name"
-    with pytest.raises(SettingsError, match=text):
-        shapes({name: COLUMNS[name] for name in ("number", "pair")})
-
-
 def test_a_model_whose_inputs_are_not_fixed_takes_what_is_fed():
     assert map_fn_of(SimpleNamespace(inputs=None), ("a",)) is None
 
