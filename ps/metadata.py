@@ -183,7 +183,8 @@ def text_of(name: str, value: Any) -> str:
         raise PSSettingsError(f"metadata {name!r} cannot be kept: {error}") from error
     if len(encoded) > MAX_ENTRY_BYTES:
         raise PSSettingsError(
-            f"metadata {name!r} has {len(encoded)} bytes, the limit is {MAX_ENTRY_BYTES}"
+            f"metadata {name!r} has {len(encoded)} bytes, the limit is {MAX_ENTRY_BYTES}; keep "
+            "large values in a file, and its path here"
         )
     return encoded.decode()
 

@@ -74,7 +74,8 @@ def main(argv=None):
             input_mode=InputMode.SPARK,
         ) as cluster:
             cluster.start(main_fun, args)
-            print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+            if url := cluster.tensorboard_url():
+                print(f"TensorBoard: {url}", flush=True)
             with phase(f"training {args.epochs} epochs"):
                 cluster.train(
                     training.repartition(2 * args.cluster_size).cache(),

@@ -47,7 +47,8 @@ def train(sc, args, data):
         )
         cluster.start(main_fun, args)
     with cluster:
-        print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+        if url := cluster.tensorboard_url():
+            print(f"TensorBoard: {url}", flush=True)
         with phase(f"training {args.epochs} epochs"):
             cluster.train(data, num_epochs=args.epochs)
         with phase("export and shutdown"):

@@ -82,7 +82,8 @@ def train(sc, args, phase):
         ) as cluster,
     ):
         cluster.start(main_fun, args)
-        print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+        if url := cluster.tensorboard_url():
+            print(f"TensorBoard: {url}", flush=True)
 
 
 def main(argv=None):

@@ -73,7 +73,8 @@ def main(argv=None):
             ) as cluster,
         ):
             cluster.start(main_fun, args)
-            print(f"TensorBoard: {cluster.tensorboard_url()}", flush=True)
+            if url := cluster.tensorboard_url():
+                print(f"TensorBoard: {url}", flush=True)
         images, labels = digits.bundled_digits(args.seed)
         held_out = images[: digits.HELD_OUT], labels[: digits.HELD_OUT]
         with phase("testing the exported model"):

@@ -275,7 +275,9 @@ class TableClient:
             if servers is None or link.server in servers:
                 yield from self._scan_server(link, spec, with_slots)
 
-    def load_rows(self, name: str, ids: ArrayLike, rows: Array) -> int:
+    def load_rows(
+        self, name: str, ids: ArrayLike, rows: Array, *, named: ArrayLike | None = None
+    ) -> int:
         """Create rows with given values and the rule's initial slots, in every mode at once.
 
         An id that has a row keeps it: a trained row never changes, and loading again changes
@@ -285,6 +287,7 @@ class TableClient:
             name: name of the table.
             ids: [n] integers, each once.
             rows: [n, dim] of the table's dtype.
+            named: [n] the ids as messages name them, such as strings; None: as they are.
 
         Returns:
             Number of new rows. There may be more: rows whose answer was lost with its connection
@@ -301,7 +304,7 @@ class TableClient:
         router = self._router(name)
         bits = as_bits(router.spec, ids)
         _check_loaded(router.spec, bits, rows)
-        _check_once(router.spec, bits)
+        _check_once(router.spec, bits, ids if named is None else named)
         at_once = max(1, LOAD_BYTES // (8 + router.spec.value_nbytes))
         added = 0
         for start in range(0, bits.size, at_once):
@@ -504,17 +507,19 @@ def _check_loaded(spec: TableSpec, ids: Array, rows: Array) -> None:
     )
 
 
-def _check_once(spec: TableSpec, bits: Array) -> None:
+def _check_once(spec: TableSpec, bits: Array, named: ArrayLike) -> None:
     """Refuse an id that comes twice, however far apart; names the first in order.
 
     Args:
         spec: the table.
         bits: [n] int64, of all rows to load.
+        named: [n] the ids as messages name them.
     """
     in_order = np.sort(bits)
     twice = in_order[1:][in_order[1:] == in_order[:-1]]
     if twice.size:
-        first = shown(spec, twice[0])
+        name = np.asarray(named, object).reshape(-1)[np.argmax(bits == twice[0])]
+        first = repr(name) if isinstance(name, str | bytes) else shown(spec, twice[0])
         raise IdError(
             f"table {spec.name!r}: id {first} occurs twice in the rows to load; keep one row of "
             "each id",

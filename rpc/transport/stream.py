@@ -212,7 +212,8 @@ class SocketStream:
     def peer_closed(self) -> bool:
         """See Stream."""
         if self._shut:
-            return True
+            with self._lock:  # until nothing can be sent any more, such as why a wait has ended
+                return True
         poll = select.poll()
         poll.register(self._sock.fileno(), select.POLLRDHUP)
         return any(events & _CLOSED_EVENTS for _, events in poll.poll(0))

@@ -161,7 +161,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     needs = needs_of(plan, profiles, request.resources.placement, mode)
     console = _console(plan, config, facts, outputs)
     coordinator = _coordinator(sc, request, facts, profiles, console)
-    wait = SlotWait(needs, config, time.monotonic(), facts.master)
+    wait = SlotWait(needs, config, time.monotonic(), facts.master, facts.is_dynamic)
     cluster_id = secrets.token_hex(8)
     try:
         authority = ClusterAuthority(cluster_id)

@@ -34,7 +34,8 @@ class ColumnPlan:
     validation: str | None = None
     """Column that is true or not 0 where a row validates; it is not fed."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The caller's argument names that differ from the Params of spark.ml."""
+    """The caller's argument names that differ from the Params of spark.ml; "features" and "labels":
+    those by which it named a single column."""
 
     @property
     def fed(self) -> list[str]:
@@ -168,9 +169,11 @@ class ColumnPlan:
     def _roles(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the users' names of the roles, with the columns."""
         one = [("weightCol", self.weight), ("validationCol", self.validation)]
-        roles = [("featuresCols", self.features), ("labelCols", self.labels)]
-        roles += [(role, (name,)) for role, name in one if name is not None]
-        return [(self._word(role), names) for role, names in roles]
+        roles = [
+            (self.words.get("features") or self._word("featuresCols"), self.features),
+            (self.words.get("labels") or self._word("labelCols"), self.labels),
+        ]
+        return roles + [(self._word(role), (name,)) for role, name in one if name is not None]
 
     def _word(self, name: str) -> str:
         return self.words.get(name, name)

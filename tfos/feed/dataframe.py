@@ -66,6 +66,8 @@ BATCH_BYTES = 1 << 20
 """Size of an Arrow batch between Spark's JVM and Python, which bounds the memory of a feed task.
 Spark's own 64 MiB (or 10,000 rows) are no faster, 128 KiB are slower: measured by `scripts/bench
 feed_df`."""
+_KILLS_IDLE = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+"""Would end feed tasks, which send Spark nothing while they wait for workers."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -213,5 +215,6 @@ def _in_own_session(frame: Any) -> Any:
     java = frame._jdf
     session = java.sparkSession().cloneSession()
     session.conf().set(_BATCH_BYTES, str(BATCH_BYTES))
+    session.conf().set(_KILLS_IDLE, "false")
     classic = frame.sparkSession._jvm.org.apache.spark.sql.classic
     return DataFrame(classic.Dataset.ofRows(session, java.logicalPlan()), frame.sparkSession)

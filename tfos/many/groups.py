@@ -8,10 +8,11 @@ Runs in: the driver; `_packed` in Spark's tasks.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import UnsupportedError
+from tfos.errors import SettingsError, UnsupportedError
 from tfos.many.items import check_names, digest_of, shown_name
 from tfos.many.row_digest import rows_digest
 
@@ -70,8 +71,13 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
         given: the result of `df.groupBy(...)`.
         num_slots: number of partitions.
         with_digests: whether to compute a digest of each group's rows.
+
+    Raises:
+        SettingsError: Spark cannot group rows with these columns' names.
+        pyspark.errors.AnalysisException: it cannot for another reason.
     """
     from pyspark import StorageLevel
+    from pyspark.errors import AnalysisException
     from pyspark.sql import functions
 
     is_large = given.session.conf.get(_LARGE_TYPES, "false").lower() == "true"
@@ -81,7 +87,11 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
 
     # By name: a recomputation after a loss yields the same partitions. A plain repartition deals
     # rows by their bytes, which depend on the order of a group's rows.
-    packed = given.applyInArrow(pack, _PACKED).repartitionByRange(num_slots, "item")
+    try:
+        applied = given.applyInArrow(pack, _PACKED)
+    except AnalysisException as error:
+        raise _refusal(error, given._df.columns) from error
+    packed = applied.repartitionByRange(num_slots, "item")
     packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = packed.select("item", functions.spark_partition_id(), "rows_digest").collect()
@@ -97,6 +107,18 @@ def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
         frame=packed,
         digest=digest_of((name, "") for name in names),
         row_digests=tuple(digest for _, _, digest in found),
+    )
+
+
+def _refusal(error: Exception, columns: Sequence[str]) -> Exception:
+    """Return Spark's error, or a clear one: it reads a name with a dot as that of a field."""
+    odd = [name for name in columns if "." in name or "`" in name]
+    if not odd:
+        return error
+    return SettingsError(
+        f"map_train(df.groupBy(...)): Spark cannot pass columns with dots or backticks in their "
+        f"names to a function of groups, and the DataFrame has {odd}; rename them before groupBy: "
+        "df.withColumnRenamed(old, new)"
     )
 
 

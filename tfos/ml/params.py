@@ -174,10 +174,13 @@ class KerasParams(Params):  # type: ignore[misc]  # pyspark is not checked
         Raises:
             SettingsError: both the Param for one column and the one for several are set.
         """
+        several = {"features": self.featuresCols, "labels": self.labelCols}
+        one = {"features": self.featuresCol, "labels": self.labelCol}
         return ColumnPlan(
             features=self._either(self.featuresCol, self.featuresCols),
             labels=self._either(self.labelCol, self.labelCols),
             weight=self.getWeightCol() or None,
+            words={role: one[role].name for role in one if not self.isSet(several[role])},
         )
 
     def result_columns(self, outputs: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:

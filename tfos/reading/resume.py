@@ -32,6 +32,7 @@ from feeding.reading.positions import (
     refuse_changed,
 )
 from feeding.reading.splits import SourceFile
+from ps.errors import PSSettingsError
 from tfos.errors import SettingsError
 from tfos.reading.protocols import ReadingContext
 
@@ -148,7 +149,7 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
     course = course_after(before, saved.values(), files, own)
     if course != before:
         # First: without it the positions mean nothing. They may return with ps:0, it may not.
-        client.set_metadata(_key(name, "course"), course, of_run=True)
+        _store(client, name, course)
         for key in saved:
             client.set_metadata(key, None)
     if course.run_number:
@@ -160,3 +161,15 @@ def _agreed(client: Any, name: str, files: tuple[SourceFile, ...], own: Position
             f"; {own.num_workers} workers share the remaining rows",
         )
     return course
+
+
+def _store(client: Any, name: str, course: Course) -> None:
+    try:
+        client.set_metadata(_key(name, "course"), course, of_run=True)
+    except PSSettingsError as error:
+        raise SettingsError(
+            f"rows {name!r}: runs were stopped {len(course.stops)} times within unread epochs, and "
+            f"the places of all their {sum(map(len, course.stops))} workers are more than a "
+            "checkpoint keeps. Use another name, which begins with the first row: "
+            "resumable(name=...)"
+        ) from error

@@ -93,8 +93,9 @@ class LoadTask:
                 if not batch.num_rows:
                     continue
                 ids = _ids(batch.column(0), specs[self.table])
-                rows = _rows(batch.column(1), specs[self.table], ids)
-                added = client.tables.load_rows(self.table, ids, rows)
+                named = batch.column(0)
+                rows = _rows(batch.column(1), specs[self.table], named)
+                added = client.tables.load_rows(self.table, ids, rows, named=named)
                 yield pa.record_batch(
                     [pa.array([len(rows)]), pa.array([added])], ["given", "added"]
                 )
@@ -112,7 +113,7 @@ def _ids(column: pa.Array, spec: TableSpec) -> Array:
     return np.asarray(ids_of(spec, column.to_pylist()))
 
 
-def _rows(column: Any, spec: TableSpec, ids: Array) -> Array:
+def _rows(column: Any, spec: TableSpec, named: pa.Array) -> Array:
     """Return the values as [n, width]; the servers check their dtype and width."""
     lengths = np.diff(column.offsets.to_numpy())
     values = column.flatten()
@@ -122,7 +123,7 @@ def _rows(column: Any, spec: TableSpec, ids: Array) -> Array:
         raise SettingsError(
             f"rows for table {spec.name!r}: a batch has {column.null_count} rows that are null, "
             f"{values.null_count} values that are null, and rows of {width} and {lengths[bad]} "
-            f"values (the key {ids[bad]}); each row needs {spec.dim} values, without nulls"
+            f"values (the key {named[bad]}); each row needs {spec.dim} values, without nulls"
         )
     found: Array = values.to_numpy().reshape(len(lengths), width)
     return found

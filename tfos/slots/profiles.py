@@ -315,5 +315,5 @@ def _check_count(group: str, plan: Plan, num_executors: int) -> None:
         raise ConfigError(
             f"{_ARGUMENTS[group]} with dynamic allocation: each of {count} nodes has an executor, "
             f"and spark.dynamicAllocation.maxExecutors={num_executors} is Spark's limit for each "
-            f"role. Set minExecutors and maxExecutors to {count}, or lower cluster_size."
+            f"role. Set minExecutors and maxExecutors to {count}, or use fewer nodes."
         )

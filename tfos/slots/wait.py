@@ -42,6 +42,8 @@ class SlotWait:
     started_s: float
     master: str = ""
     """Spark's master, which decides how to get more slots."""
+    is_dynamic: bool = False
+    """Whether Spark adds executors by itself, for the tasks of a job."""
     _seen: tuple[int, int] = (0, 0)
     _changed_s: float | None = None
     _outstanding_s: float = -math.inf
@@ -127,7 +129,7 @@ class SlotWait:
             held = offer.busy + offer.claimed
             cores = math.ceil((self.needs.num_slots + held) * offer.task.cores)
             return f"Use fewer nodes or start the driver with --master 'local[{cores}]'."
-        if self.config.allow_dynamic:
+        if self.is_dynamic:
             return (
                 "Use fewer nodes or raise spark.dynamicAllocation.minExecutors: Spark asks for "
                 "more executors only for the tasks of a job, and nodes start once all have a slot."

@@ -147,6 +147,8 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(monkeypatch):
             for ids, rows, message in cases:
                 with pytest.raises(kind, match=message):
                     client.tables.load_rows("user", ids, rows)
+        with pytest.raises(IdError, match="id 'b' occurs twice in the rows to load"):
+            client.tables.load_rows("user", [7, 8, 8], VALUES[:3], named=["a", "b", "b"])
         assert not set(rows_of(client)) - {3}
 
 

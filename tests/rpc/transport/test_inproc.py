@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import queue
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +14,7 @@ from rpc.transport.inproc import InprocAcceptor, dial_inproc, stream_pair
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
+WAIT_S = 10.0
 
 
 def test_an_end_that_nobody_has_any_more_is_closed_without_a_word():
@@ -35,3 +39,29 @@ def test_a_listener_that_is_closed_again_leaves_the_name_to_the_next_one():
     second.close()
     with pytest.raises(PeerGone, match="no listener"):
         dial_inproc("taken over")
+
+
+def test_a_stream_counts_as_closed_once_it_takes_no_more_bytes():
+    """A handler whose wait ends so must not get its reason through to the client."""
+    left, right = stream_pair()
+    entered, may_end = threading.Event(), threading.Event()
+    own = left._sock
+
+    def shutdown(how: int) -> None:
+        entered.set()
+        assert may_end.wait(WAIT_S)
+        own.shutdown(how)
+
+    left._sock = SimpleNamespace(shutdown=shutdown, close=own.close)  # type: ignore[assignment]
+    ending = threading.Thread(target=left.shutdown, daemon=True)
+    ending.start()
+    assert entered.wait(WAIT_S)
+    seen: queue.Queue[bool] = queue.Queue()
+    threading.Thread(target=lambda: seen.put(left.peer_closed()), daemon=True).start()
+    with pytest.raises(queue.Empty):
+        seen.get(timeout=0.05)
+    may_end.set()
+    assert seen.get(timeout=WAIT_S)
+    ending.join(WAIT_S)
+    left.close()
+    right.close()

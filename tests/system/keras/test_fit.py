@@ -884,6 +884,9 @@ def given_to_the_head(model):
         ("on_train_batch_end", 4, {"pipeline": 2}),
         ("on_epoch_end", 5, {}),
         ("train_on_batch", 1, {}),
+        ("tenth batch", 10, {}),
+        ("tenth batch", 13, {"pipeline": 2}),
+        ("third train_on_batch", 3, {}),
     ],
 )
 def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, most_pushes, options):
@@ -895,11 +898,22 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
             given_to_the_head(model)
             model.train_on_batch(X, Y)
             return
+        if place == "third train_on_batch":
+            for _ in range(3):
+                model.train_on_batch(X, Y)
+            model.layers[-1].bias.assign_add([1.0])
+            model.train_on_batch(X, Y)
+            return
+        if place == "tenth batch":  # and only there, which the checks of the first two miss
+            at_tenth = lambda batch, logs: batch == 9 and given_to_the_head(model)  # noqa: E731
+            giving = keras.callbacks.LambdaCallback(on_train_batch_end=at_tenth)
+            model.fit(X, Y, batch_size=8, verbose=0, callbacks=[giving])
+            return
         give = {place: lambda *_, **__: given_to_the_head(model)}
         giving = keras.callbacks.LambdaCallback(**give)
         model.fit(X, Y, batch_size=64, epochs=2, verbose=0, callbacks=[giving])
 
-    sentence = "/kernel' was changed after ctx.distribute.*do not reach the servers"
+    sentence = "/(kernel|bias)' was changed after ctx.distribute.*do not reach the servers"
     with pytest.raises(UnsupportedModel, match=sentence):
         train()
     assert cluster.pushes <= most_pushes

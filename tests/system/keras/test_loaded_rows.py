@@ -454,7 +454,7 @@ class RestartingServers:
     def route(self, ids) -> None:
         assert list(ids) == ["user"]
 
-    def load_rows(self, name: str, ids, rows) -> int:
+    def load_rows(self, name: str, ids, rows, *, named) -> int:
         self.num_loads += 1
         return len(rows)
 
@@ -544,6 +544,9 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
         distribute(make_model("string"), cluster.contexts[0])
         given = rows_of(tmp_path / "plain.keras", "vectors", "names")
         assert len(list(given)) == 1
+        twice_b = [(["a", "b", "b"], np.zeros((3, DIM), "float32"))]
+        with pytest.raises(IdError, match="id 'b' occurs twice"):
+            load_rows(client, "user", twice_b, is_chief=True)
         assert load_rows(client, "user", given, is_chief=True) == 2
         tf_rows = plain(tf.constant(["a", "b"])).numpy()
         found = client.tables.lookup({"user": with_hashed_strings(["a", "b"])})["user"]

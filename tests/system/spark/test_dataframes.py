@@ -13,6 +13,8 @@ import pytest
 
 from tfos import InputMode, TFCluster
 from tfos.errors import FeedJobError, SettingsError
+from tfos.feed.dataframe import FrameSource
+from tfos.feed.request import FeedRequest
 
 pytestmark = [
     pytest.mark.spark,
@@ -263,6 +265,18 @@ def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, 
         assert spark._jsc.sc().dagScheduler().numTotalJobs() == jobs
         assert cluster.phase.name == "RUNNING"
     assert limits == {key: session.conf.get(f"spark.sql.execution.arrow.{key}") for key in limits}
+
+
+def test_a_feed_task_that_waits_for_workers_is_not_ended_as_idle(session):
+    """Spark ends a task of SQL whose process has sent nothing for a time, if it is set so."""
+    setting = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+    session.conf.set(setting, "true")
+    try:
+        source = FrameSource(FeedRequest(data=session.range(3), feed="input", feed_timeout_s=1.0))
+        assert source._query()._jdf.sparkSession().conf().get(setting) == "false"
+        assert session.conf.get(setting) == "true"  # for the user's own tasks
+    finally:
+        session.conf.unset(setting)
 
 
 @pytest.mark.long

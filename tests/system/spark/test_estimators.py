@@ -324,7 +324,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_node_starts(frame, monkeypa
         (
             frame,
             {"featuresCol": "x"},
-            r"featuresCols: 'x': the DataFrame has no such column: it has",
+            r"featuresCol: 'x': the DataFrame has no such column: it has",
         ),
         (texts, {}, "label column label: string; it must be numbers"),
         (

@@ -112,6 +112,8 @@ def test_groups_of_a_dataframe_are_trained_where_their_rows_are(spark):
     assert done.first()[0] == 100
     with pytest.raises(SettingsError, match=r"fn is called as fn\(key, rows\)"):
         tfos.map_train(frame.groupBy("series"), lambda rows: rows)
+    with pytest.raises(SettingsError, match=r"dots or backticks .* has \['a\.b'\]; rename them"):
+        tfos.map_train(frame.withColumnRenamed("v", "a.b").groupBy("series"), counts)
 
 
 @pytest.mark.long

@@ -54,6 +54,21 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
         estimator._fit(frame)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"featuresCol": "x"}, "featuresCol: 'x': the DataFrame has no such"),
+        ({"labelCol": "x"}, "labelCol: 'x': the DataFrame has no such"),
+        ({"featuresCols": ["x"]}, "featuresCols: 'x': the DataFrame has no such"),
+        ({"labelCols": ["x"]}, "labelCols: 'x': the DataFrame has no such"),
+    ],
+)
+def test_a_column_that_is_missing_is_told_by_the_param_that_names_it(given, text):
+    plan = KerasEstimator(model_fn=object, **given).column_plan()
+    with pytest.raises(SettingsError, match=f"^{text}"):
+        plan.check([("features", DoubleType()), ("label", DoubleType())])
+
+
 def test_a_model_has_the_params_of_its_fit(monkeypatch):
     """As models of spark.ml: they tell which setting a tuner has chosen."""
     monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"m", {}))

@@ -30,7 +30,7 @@ from feeding.reading.positions import (
 from feeding.reading.splits import SourceFile
 from ps.client.client import PSClient
 from ps.manifest.manifest import Hyper, WorkerRank
-from ps.metadata import pushed
+from ps.metadata import pushed, text_of
 from ps.server.rendezvous import Rendezvous
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tfos.errors import SettingsError
@@ -55,7 +55,7 @@ class Servers:
     def set_metadata(self, name: str, value: Any, *, of_run: bool = False) -> None:
         self.texts.pop(name, None)
         if value is not None:
-            self.texts[name] = msgspec.json.encode(value)
+            self.texts[name] = text_of(name, value).encode()
 
 
 class Chief:
@@ -108,6 +108,15 @@ def stand(
         servers.set_metadata(*files_metadata("train", files))
         servers.set_metadata(position_name("train", 0), at)
     return at
+
+
+def test_runs_that_were_stopped_too_often_are_told_how_to_go_on(monkeypatch):
+    files, servers = files_of(1), Servers()
+    own = stand(servers, files, row=3)
+    monkeypatch.setattr("ps.metadata.MAX_ENTRY_BYTES", 20)
+    text = r"stopped 1 times within .* all their 1 workers .* Use another name"
+    with pytest.raises(SettingsError, match=text):
+        course_of(new_run(servers), "train", files, own)
 
 
 def test_files_too_many_to_be_listed_go_on_and_are_still_compared():

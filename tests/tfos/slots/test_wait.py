@@ -79,10 +79,18 @@ def test_the_next_step_gives_slots_on_this_master(master, step):
 
 
 def test_executors_that_spark_makes_for_jobs_alone_are_asked_for_by_their_least_number():
-    wait = _wait(2, allow_dynamic=True)
+    wait = replace(_wait(2, allow_dynamic=True), is_dynamic=True)
     wait.ready(_offer(), 0.0)
     with pytest.raises(NotEnoughSlots, match=r"raise spark\.dynamicAllocation\.minExecutors"):
         wait.ready(_offer(), 1e6)
+
+
+def test_dynamic_allocation_that_is_allowed_and_off_is_no_way_to_more_slots():
+    wait = _wait(2, allow_dynamic=True)
+    wait.ready(_offer(), 0.0)
+    with pytest.raises(NotEnoughSlots, match=r"raise --num-executors") as refused:
+        wait.ready(_offer(), 1e6)
+    assert "dynamicAllocation" not in str(refused.value)
 
 
 def test_the_local_master_that_is_named_has_room_for_what_runs_and_cores_per_task():

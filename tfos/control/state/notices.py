@@ -46,7 +46,8 @@ def joins(member: Member, joining: Joining) -> Tell:
 
 def serves(member: Member) -> Tell:
     """Tell that a new attempt of a server can be reached."""
-    return Tell(f"{member.where} restores its parameters as attempt {member.attempt}")
+    what = f"{member.where} restores its parameters as attempt {member.attempt}"
+    return Tell(f"{what}; updates since its last checkpoint are lost")
 
 
 def tensorboard(event: TensorBoardUp) -> list[Action]:

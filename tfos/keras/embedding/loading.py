@@ -245,7 +245,7 @@ def _load(client: Any, table: str, batches: RowBatches) -> tuple[int, int]:
     spec = next(each for each in client.manifest.tables if each.name == table)
     for ids, rows in batches:
         keys = ids_of(spec, ids)
-        added += client.tables.load_rows(table, keys, rows)
+        added += client.tables.load_rows(table, keys, rows, named=ids)
         given += len(rows)
         lines.show(f"table {table!r}: {given:,} rows loaded")
     console.end_progress()

@@ -213,7 +213,7 @@ def _train(model: Any, trainer: PSTrainer, iterator: Iterator[Any]) -> Any:
             "was given, but they make the workers agree at the ends of epochs. Pass them on: "
             "super().fit(..., callbacks=callbacks)"
         )
-    trainer.check_first_calls()
+    trainer.check_given_values()
     batches = trainer.batches(iterator)
     logs, trained = None, 0
     while trained < model.steps_per_execution:

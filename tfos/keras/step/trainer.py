@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 BARRIER_TIMEOUT_S = 600.0
 """Seconds for the slowest worker's next batch (sync, ssp); as long as a feed may pause."""
 CHECKED_CALLS = 2
-"""Number of calls that are checked. It covers what happens before each step; a check reads every
-variable."""
+"""Number of calls that are checked in any case. It covers what happens before each step; a check
+reads every variable."""
 _WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
@@ -331,20 +331,25 @@ class PSTrainer:
             self._is_behind = True
             raise
 
-    def check_first_calls(self) -> None:
+    def check_given_values(self) -> None:
         """Refuse values that a callback, or the program, gave to single variables.
 
         It checks before the first two calls of an epoch for which the values to compare with exist,
-        and after a fit. That is enough to see what is done at each step; later calls cost nothing.
+        and after a fit: that is enough to see what is done at each step. Later calls are checked if
+        Keras has assigned a variable, and else cost nothing.
 
         Raises:
             UnsupportedModel: the text names a variable, and how to reach the servers; or the rows
                 of an Embedding are another model's now.
         """
-        if self._checked_calls < CHECKED_CALLS and self._attached is not None:
-            self._attached.tables.check_rows()  # of a model that shares both, it names the layer
-            self._attached.exchange.check_trained()
-            self._checked_calls += int(self._attached.exchange.knows_values)
+        if self._attached is None:
+            return
+        tables, exchange = self._attached.tables, self._attached.exchange
+        if self._checked_calls < CHECKED_CALLS or exchange.writes.were_made:
+            exchange.writes.were_made = False
+            tables.check_rows()  # of a model that shares both, it names the layer
+            exchange.check_trained()
+            self._checked_calls += int(exchange.knows_values)
 
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values

@@ -374,7 +374,10 @@ def test_a_worker_that_was_lost_with_its_server_joins_when_the_server_is_back(na
     assert state.members[name].status is NodeStatus.READY
     assert [each.name for each in state.restarting()] == [name]
     registers(state, "ps:0", 100)
-    told = orders(serves(state, "ps:0", 100, port=2))
+    back = serves(state, "ps:0", 100, port=2)
+    texts = [each.text for each in back if isinstance(each, Tell)]
+    assert "updates since its last checkpoint are lost" in texts[0], "who counts them is gone, too"
+    told = orders(back)
     (start,) = (order for to, order in told if to == name and isinstance(order, messages.Start))
     assert start.joining is not None
     assert [each.endpoint.port for each in start.roster if each.node.role == "ps"] == [2]

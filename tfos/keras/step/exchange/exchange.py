@@ -20,6 +20,7 @@ from tfos.keras.step.exchange.averages import Averages
 from tfos.keras.step.exchange.held_weights import HeldWeights
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.exchange.pipeline import InFlight
+from tfos.keras.step.exchange.program_writes import ProgramWrites
 from tfos.keras.step.exchange.replica import Received, Replica
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
@@ -48,6 +49,7 @@ class ParameterExchange:
         steps: number of this worker's pushes that the servers have acknowledged.
         rows: number of rows in those, and in batches that are only accumulated so far.
         clock: number of the servers' updates that the local variables contain.
+        writes: whether the program has assigned variables that the next answer overwrites.
     """
 
     def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
@@ -55,6 +57,7 @@ class ParameterExchange:
         self._variables = variables
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
+        self.writes = ProgramWrites(variables.trained)
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
