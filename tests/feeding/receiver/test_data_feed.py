@@ -217,7 +217,7 @@ class CountedName(str):
     """A column's name that counts comparisons."""
 
     __slots__ = ()
-    compared: ClassVar = []
+    compared: ClassVar[list[str]] = []
     __hash__ = str.__hash__
 
     def __eq__(self, other):
