@@ -12,11 +12,9 @@ Threads: none; every function is independent.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from ps import codec
 from ps.checkpoint.digest import digest
@@ -115,7 +113,7 @@ def read_step(storage: Storage, step: int) -> Checkpoint:
 
 
 class SeenSteps:
-    """The steps of a directory as one look, or several, find them: each is read once.
+    """The steps of a directory as one look finds them: each is read once.
 
     What is damaged, or cannot be read now, is asked for again.
 
@@ -127,18 +125,6 @@ class SeenSteps:
     def __init__(self, storage: Storage, known: Mapping[int, Checkpoint] | None = None) -> None:
         self.storage = storage
         self._whole = dict(known or {})
-        self._read = dict(self._whole)
-
-    def keep(self, steps: Container[int]) -> None:
-        """Go on to another look, which knows of these steps those that were found whole."""
-        kept = [each for step, each in self._whole.items() if step in steps]
-        model = kept[-1].manifest if kept else None
-        self._whole = {
-            each.step: each
-            if each.manifest is model or each.manifest != model
-            else msgspec.structs.replace(each, manifest=model)  # one object for all
-            for each in kept
-        }
         self._read = dict(self._whole)
 
     def read(self, step: int) -> Checkpoint:

@@ -318,9 +318,7 @@ def _check_written(storage: Storage, directory: str, shard: ShardRecord) -> None
         )
 
 
-def keep_newest(
-    root: Root, count: int, *, committed: int | None = None, seen: SeenSteps | None = None
-) -> list[int]:
+def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list[int]:
     """Remove all but the newest `count` complete checkpoints, the best ones, and their bases.
 
     Of each metric by which checkpoints are scored the best complete one stays. Incomplete steps
@@ -332,7 +330,6 @@ def keep_newest(
         count: number of checkpoints to keep, at least 1.
         committed: the step that was just saved. If it cannot be read now, nothing is removed,
             because its list of skipped steps is unknown.
-        seen: what earlier calls have found whole is not read again; gets what this one finds.
 
     Returns:
         The steps that were removed.
@@ -347,10 +344,7 @@ def keep_newest(
     storage = storage_at(root)
     kept: set[int] = set()
     newest: int | None = None
-    if seen is None:
-        seen = SeenSteps(storage)
-    else:
-        seen.keep({*steps_on_disk(storage)})
+    seen = SeenSteps(storage)
     for chain in itertools.islice(complete_chains(storage, seen=seen), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)

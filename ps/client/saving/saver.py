@@ -25,7 +25,7 @@ import msgspec
 from ps.checkpoint.choice import steps_on_disk
 from ps.checkpoint.format import step_name
 from ps.checkpoint.lease import Lease
-from ps.checkpoint.reader import SeenSteps, load_chain
+from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.staging import Staging
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
@@ -124,8 +124,6 @@ class _Place:
 
     lease: Lease
     staging: Staging
-    seen: SeenSteps
-    """The steps that are kept here, so that a save does not read all of them."""
     base: Base | None = None
     """The last checkpoint that was committed here."""
     manifest: Manifest | None = None
@@ -197,7 +195,7 @@ class Saver:
                     path = commit(
                         storage, save_id, step=step, manifest=manifest, shards=shards, origin=origin
                     )
-                    _forget_older(place.seen, options, step)
+                    _forget_older(storage, options, step)
             except BaseException:
                 abort(storage, save_id)
                 place.base = None
@@ -256,7 +254,6 @@ class Saver:
         began_s = time.monotonic()
         if place.lease.take(timeout_s=_left_s(turn_ends_s)):
             place.base = None  # another job may have removed it
-            place.seen.keep(())
         place.staging.sweep_before_save()
         return turn_ends_s + time.monotonic() - began_s - place.lease.waited_s
 
@@ -271,7 +268,7 @@ class Saver:
                     storage.where(),
                 )
             lease = Lease(storage, self._owner)
-            self._places[name] = _Place(lease, Staging(storage, lease), SeenSteps(storage))
+            self._places[name] = _Place(lease, Staging(storage, lease))
         return self._places[name]
 
     def _base_for(
@@ -415,11 +412,11 @@ def _left_s(deadline_s: float) -> float:
     return left_s
 
 
-def _forget_older(seen: SeenSteps, options: SaveOptions, step: int) -> None:
+def _forget_older(storage: Storage, options: SaveOptions, step: int) -> None:
     """Remove what is not to be kept; the checkpoint is committed, whatever comes of this."""
     if options.keep is None:
         return
     try:
-        keep_newest(seen.storage, options.keep, committed=step, seen=seen)
+        keep_newest(storage, options.keep, committed=step)
     except (CheckpointError, OSError) as error:
-        _logger.warning("older checkpoints in %s were not removed: %s", seen.storage.where(), error)
+        _logger.warning("older checkpoints in %s were not removed: %s", storage.where(), error)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from ps.checkpoint.format import step_name
-from ps.checkpoint.reader import SeenSteps
 from ps.checkpoint.writer import Base, Origin, Portion, commit, keep_newest, write_shard
 from ps.dense.shard import DenseShard
 from ps.manifest.manifest import SGD, GroupSpec, Manifest, ParamSpec
@@ -60,21 +58,6 @@ def test_retention_asks_for_each_step_once(tmp_path: Path, last: Base):
     assert storage.num_calls <= PER_STEP * FULL_EVERY * NUM_CHAINS + listings
     assert storage.asked("sizes", step_name(last.step)) == 1
     assert storage.asked("size", "ps-") == 0
-
-
-def test_the_next_retention_asks_only_for_the_new_step(tmp_path: Path, last: Base):
-    storage = CountingStorage(tmp_path)
-    seen = SeenSteps(storage)
-    keep_newest(storage, FULL_EVERY * NUM_CHAINS, committed=last.step, seen=seen)
-    new = write(tmp_path, last.step + 1, None)
-    shutil.rmtree(tmp_path / step_name(last.step))
-    storage.calls.clear()
-    removed = keep_newest(storage, FULL_EVERY, committed=new.step, seen=seen)
-    assert removed == list(range(19, -1, -1))
-    assert storage.num_calls <= PER_STEP + 3  # listings of the root
-    known = seen.readable(range(20, new.step + 1))
-    assert [each.step for each in known] == [*range(20, 29), 30]  # 29 was removed by hand
-    assert len({id(each.manifest) for each in known[:-1]}) == 1
 
 
 def test_a_commit_asks_for_each_step_of_its_base_once(tmp_path: Path, last: Base):
