@@ -48,9 +48,9 @@ MASTER_DTYPES = {
 LEAST_PART_ELEMENTS = 1 << 14
 """Elements of the smallest gradient that is sent from its own memory: copying a smaller one costs
 less than one more part of a message."""
-LEAST_SHARED_ELEMENTS = 1 << 12
-"""Elements of the smallest variable that may share received memory: copying a smaller one costs
-less than an operation that cuts it alone."""
+LEAST_ALONE_ELEMENTS = 1 << 12
+"""Elements of the smallest variable that one operation cuts alone: copying a smaller one, because a
+neighbour is not aligned, costs less."""
 MOVING_COPY = (
     "For a copy that changes while the model trains (a teacher, a target network), compile with "
     "use_ema=True: the servers then keep the average of the weights. Or hold the copy's values in "
@@ -125,7 +125,7 @@ class VariableGroup:
         return list(map(self.flatten, runs))
 
     def assign(self, flat: Any) -> None:
-        """Assign the parts of a tensor of shape [elements]; large ones may share its memory.
+        """Assign the parts of a tensor of shape [elements], which may share its memory.
 
         Small variables next to each other are cut by one operation: of hundreds, cutting each took
         most of the time before the first step.
@@ -353,7 +353,7 @@ def _check_trainable(variable: Any) -> None:
 
 
 def _is_small(part: slice) -> bool:
-    return int(part.stop - part.start) < LEAST_SHARED_ELEMENTS
+    return int(part.stop - part.start) < LEAST_ALONE_ELEMENTS
 
 
 def master_dtype(variable: Any) -> str:
