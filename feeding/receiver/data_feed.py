@@ -191,8 +191,9 @@ class DataFeed:
         has_columns = set(mapping) <= set(names)  # also those inside of structs
         by_name = has_columns or self._has_names(schema)
         if has_columns or (flat and len(names) == len(mapping)):
+            places = {name: place for place, name in enumerate(names)}
             for place, (column, tensor) in enumerate(mapping.items()):
-                index = names.index(column) if by_name else place
+                index = places[column] if by_name else place
                 batch[tensor] += column_values(part.chunk, index, part.start, part.stop)
             return
         for row in rows_of(part.chunk, part.start, part.stop):

@@ -1,6 +1,7 @@
 """DataFeed means what TensorFlowOnSpark's does, but for the differences it states."""
 
 import contextlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -210,6 +211,28 @@ NAMED = row_class(("label", "features", "other"))
 def test_input_mapping_takes_named_columns_by_name_and_others_by_position(rows):
     _, feed = make([rows], input_mapping={"features": "x", "label": "y"})
     assert feed.next_batch(9) == {"x": [[0, 0], [1, 1], [2, 2]], "y": [0, 1, 2]}
+
+
+class CountedName(str):
+    """A column's name that counts comparisons."""
+
+    __slots__ = ()
+    compared: ClassVar[list[str]] = []
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        self.compared.append(self)
+        return str.__eq__(self, other)
+
+
+@pytest.mark.parametrize("call", ["next_batch", "next_arrays"])
+def test_thousands_of_columns_are_each_found_once(call):
+    names = [CountedName(f"c{i:02}") for i in range(80)]
+    row = {str(name): i if i % 2 else str(i) for i, name in enumerate(names)}
+    _, feed = make([[row]], input_mapping={name: name for name in names})
+    names[0].compared.clear()
+    assert list(getattr(feed, call)(1)) == [str(name) for name in names]
+    assert len(names[0].compared) <= 6 * len(names)
 
 
 @pytest.mark.parametrize("call", ["next_batch", "next_arrays"])

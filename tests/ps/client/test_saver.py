@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_retention_counts_complete_steps_only_and_removes_older_rests(tmp_path: 
     manifest = make_manifest()
     with seeded(manifest) as (_, client):
         for step in range(5):
-            client.save(tmp_path, step)
+            client.save(tmp_path, step, options=SaveOptions(keep=5))  # all of them were whole
         (tmp_path / "step-3" / "manifest.json").unlink()
         (tmp_path / "step-4" / "ps-1.data").write_bytes(b"cut")
         client.save(tmp_path, 5, options=SaveOptions(keep=2))
@@ -145,6 +146,17 @@ def test_the_best_of_each_metric_is_kept_beside_the_newest_also_by_the_next_run(
     assert steps_in(tmp_path) == [10, 7, 2]
     with cluster("inproc") as bed:
         assert bed.client().restore(tmp_path, step=2) == 2
+
+
+def test_a_step_that_is_saved_again_counts_as_it_is_now(tmp_path: Path):
+    with seeded(make_manifest()) as (_, client):
+        client.save(tmp_path, 1, options=scored(0.3, keep=2))
+        client.save(tmp_path, 2, options=scored(0.1, keep=2))
+        shutil.rmtree(tmp_path / "step-2")  # by a user, who found the score wrong
+        for step in (2, 3, 4):
+            client.save(tmp_path, step, options=scored(0.9, keep=2))
+    assert steps_in(tmp_path) == [4, 3, 1]
+    assert best_step(tmp_path) == 1
 
 
 def test_a_best_delta_keeps_what_it_adds_to(tmp_path: Path):

@@ -114,6 +114,15 @@ def test_aligned_variables_are_the_received_memory(optimizer):
     assert [address(v.value.read_value()) for v in group.variables] == list(starts)
 
 
+def test_hundreds_of_small_variables_are_cut_by_one_operation():
+    group = make_group([(3,), (5, 5), (1 << 12,), *[(8, 3), (8,)] * 100, (64, 64)])
+    assign = tf.function(group.assign, autograph=False)
+    flat = tf.TensorSpec([sum(group.sizes)], group.dtype)
+    kinds = [op.type for op in assign.get_concrete_function(flat).graph.get_operations()]
+    assert kinds.count("SplitV") == 2
+    assert kinds.count("StridedSlice") == 4  # two runs of small variables, and two large ones
+
+
 def test_two_buffers_serve_any_number_of_steps(optimizer):
     group = make_group(ALIGNED)
     replica = Replica([group], optimizer)
