@@ -346,10 +346,11 @@ class PSTrainer:
             return
         tables, exchange = self._attached.tables, self._attached.exchange
         if self._checked_calls < CHECKED_CALLS or exchange.writes.were_made:
-            exchange.writes.were_made = False
             tables.check_rows()  # of a model that shares both, it names the layer
             exchange.check_trained()
-            self._checked_calls += int(exchange.knows_values)
+            if exchange.knows_values:
+                self._checked_calls += 1
+                exchange.writes.were_made = False
 
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values
