@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -43,6 +44,8 @@ REPLACED_STATUS = 3
 """The exit status of a server that another process has replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
+_LOOKS_PER_COUNT = 5
+"""Reading all counters takes as long as a small push, so it is not done at every look."""
 _KEEP = 3
 """Newest checkpoints."""
 FULL_EVERY = 10
@@ -344,11 +347,13 @@ def _signals_caught() -> Iterator[list[int]]:
 def _wait_for_end(server: PSServer, caught: Sequence[int]) -> None:
     """Wait for a signal, a stop request or a successor."""
     losses, freeze = LossReport(), StartFreeze()
-    while not server.wait_stopped(_POLL_S):
-        if _is_signalled(caught) or server.look_for_successor():
+    for look in itertools.count(1):
+        is_stopped = server.wait_stopped(_POLL_S)
+        if is_stopped or _is_signalled(caught) or server.look_for_successor():
             break
         freeze.poll(server.phase)
-        _warn(losses.poll(server.stats(), time.monotonic()))
+        if look % _LOOKS_PER_COUNT == 0:
+            _warn(losses.poll(server.stats(), time.monotonic()))
     _warn(losses.last(server.stats()))
 
 
