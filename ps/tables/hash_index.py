@@ -17,6 +17,8 @@ the old array.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -326,11 +328,7 @@ class HashIndex:
         missing = int(find(self._slots, row_ids, self.key, wanted, rows))
         if not missing or self._old is None:
             return missing
-        (places,) = np.nonzero(rows < 0)
-        found = np.empty(places.size, np.int64)
-        missing = int(find(self._old, row_ids, self.key, wanted[places], found))
-        rows[places] = found
-        return missing
+        return _fill(wanted, rows, partial(find, self._old, row_ids, self.key))
 
     def find_again(self, row_ids: Array, wanted: Array, rows: Array) -> int:
         """As `find`, but only rows that are no longer where an earlier search found them.
@@ -342,11 +340,7 @@ class HashIndex:
         """
         if not confirm(row_ids[: self._num_rows], wanted, rows):
             return 0
-        (places,) = np.nonzero(rows < 0)
-        found = np.empty(places.size, np.int64)
-        missing = self.find(row_ids, wanted[places], found)
-        rows[places] = found
-        return missing
+        return _fill(wanted, rows, partial(self.find, row_ids))
 
     def add(self, row_ids: Array, stop: int) -> None:
         """Enter the rows from the number of known ones up to `stop`, whose ids are unknown yet.
@@ -407,6 +401,15 @@ class HashIndex:
         self._moved = stop
         if stop == self._old.size:
             self._old = None
+
+
+def _fill(wanted: Array, rows: Array, search: Callable[[Array, Array], int]) -> int:
+    """Search for the ids without a row and write what is found; return how many are unknown."""
+    (places,) = np.nonzero(rows < 0)
+    found = np.empty(places.size, np.int64)
+    missing = int(search(wanted[places], found))
+    rows[places] = found
+    return missing
 
 
 def _fits(num_rows: int, share: tuple[int, int], num_slots: int) -> bool:

@@ -16,9 +16,8 @@ from tfos.control.messages import BatchReport, LeaveBatch, TrainBatch
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import SettingsError
+from tfos.spark.jobs import QUERY_ID
 
-QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
 _BATCH_TIME = "spark.streaming.internal.batchTime"
 """Spark's local property on the thread of an interval of a DStream."""
 TRAIN_ONCE = {

@@ -171,9 +171,9 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _replace(temporary: Path, target: Path) -> None:

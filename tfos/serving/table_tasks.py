@@ -92,8 +92,8 @@ class LoadTask:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                ids = _ids(batch.column(0), specs[self.table])
                 named = batch.column(0)
+                ids = _ids(named, specs[self.table])
                 rows = _rows(batch.column(1), specs[self.table], named)
                 added = client.tables.load_rows(self.table, ids, rows, named=named)
                 yield pa.record_batch(

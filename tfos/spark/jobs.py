@@ -41,8 +41,10 @@ JVM_ENDED = (
     "the driver's JVM ended, and with it the Spark application: see its log (hs_err_pid*.log of a "
     "crash); if memory was short raise spark.driver.memory"
 )
-_GROUP = "spark.jobGroup.id"
-_QUERY = "sql.streaming.queryId"
+JOB_GROUP = "spark.jobGroup.id"
+"""Spark's local property: the job group of a thread; on that of a query the id of its run."""
+QUERY_ID = "sql.streaming.queryId"
+"""Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
 _FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
@@ -162,8 +164,8 @@ class SparkJob(Generic[Result]):
             self._on_end(self)
 
     def _act(self) -> Result | None:
-        group = self._sc.getLocalProperty(_GROUP)  # a notebook's cell, which it cancels by that
-        if group is None or self._sc.getLocalProperty(_QUERY):  # a stream's batch ends in order
+        group = self._sc.getLocalProperty(JOB_GROUP)  # a notebook's cell, which it cancels by that
+        if group is None or self._sc.getLocalProperty(QUERY_ID):  # a stream's batch ends in order
             group = self.tag
         self._sc.setJobGroup(group, self._description, interruptOnCancel=True)
         self._sc.addJobTag(self.tag)  # beside those of the user's thread

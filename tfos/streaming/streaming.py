@@ -28,10 +28,11 @@ from tfos.driver.reservation import Reservation
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import FeedJobError, PhaseError, SettingsError, TFOSError
 from tfos.feed.entry import FeedService
-from tfos.feed.micro_batch import QUERY_ID, BatchKnown, MicroBatch, answer_to, chief_trains
+from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to, chief_trains
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
 from tfos.spark.interruptible import InterruptibleCall
+from tfos.spark.jobs import JOB_GROUP, QUERY_ID
 from tfos.streaming.handle import StreamTraining
 from tfos.streaming.state import BatchStopped, QueryState, StreamFailed, StreamRun
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-_RUN_ID = "spark.jobGroup.id"
-"""Local property on the thread of a query: the id of its run."""
 _FEED_TIMEOUT_S = 600.0
 _ANSWER_S = 600.0
 """Seconds for the chief to begin without checkpoints; as long as a start may take."""
@@ -122,7 +121,7 @@ class Streams:
         """
         sc = self._sc
         query = sc.getLocalProperty(QUERY_ID) or ""
-        state, run = self._state_of(query, sc.getLocalProperty(_RUN_ID) if query else "")
+        state, run = self._state_of(query, sc.getLocalProperty(JOB_GROUP) if query else "")
         try:
             with run.batch():
                 if not run.has_handle:
