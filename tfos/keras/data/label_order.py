@@ -34,14 +34,15 @@ class LabelOrder:
     """Test of the labels of one epoch, batch by batch."""
 
     def __init__(self) -> None:
-        self._pairs = np.empty((0, 2))
-        self._last = np.empty(0)
-        """Last label of batches of one row."""
+        self._kept = np.empty((_MOST_PAIRS + _PAIRS_OF_BATCH, 2))
+        self._num_kept = 0
+        self._last: list[float] = []
+        """Number of the last row, where batches have one row."""
         self._every = 1
         """Number of pairs of which one is kept."""
         self._seen = 0
         self._tested = _LEAST_PAIRS // 2
-        """Number of pairs kept at the last test."""
+        """Value of `_num_kept` at the last test."""
         self._is_over = False
 
     def looks_sorted(self, y: Any) -> bool:
@@ -55,41 +56,41 @@ class LabelOrder:
         if not len(y):
             return False
         self._take(y)
-        if len(self._pairs) < 2 * self._tested:
-            return False
-        return self._test()
+        return self._num_kept >= 2 * self._tested and self._test()
 
     def looks_sorted_at_end(self) -> bool:
         """Return True if the rows of the whole epoch look sorted and this was not reported yet."""
-        sorted_now = not self._is_over and len(self._pairs) >= _LEAST_PAIRS and self._test()
+        sorted_now = not self._is_over and self._num_kept >= _LEAST_PAIRS and self._test()
         self._is_over = True
         return sorted_now
 
     def _take(self, y: Array) -> None:
-        labels = y.reshape(len(y), -1).astype(np.float64)
-        # Exchangeable rows stay so as numbers; one-hot rows become the number of their class.
-        with np.errstate(invalid="ignore", over="ignore"):
-            numbers = labels @ np.arange(1.0, labels.shape[1] + 1)
         if len(y) == 1:  # neighbours are in two batches
-            numbers = np.concatenate([self._last, numbers])
-            self._last = numbers if len(numbers) == 1 else numbers[:0]
-        count = min(_PAIRS_OF_BATCH, len(numbers) // 2)
-        if not count:
-            return
-        starts = 2 * (np.arange(count) * (len(numbers) // 2) // count)
-        found = np.stack([numbers[starts], numbers[starts + 1]], axis=1)
-        self._pairs = np.concatenate([self._pairs, found[-self._seen % self._every :: self._every]])
+            self._last.append(_numbers(y)[0])
+            if len(self._last) == 1:
+                return
+            y, self._last = np.array(self._last), []
+        count = min(_PAIRS_OF_BATCH, len(y) // 2)
+        firsts = 2 * (np.arange(count) * (len(y) // 2) // count)
+        firsts = firsts[-self._seen % self._every :: self._every]
         self._seen += count
-        if len(self._pairs) >= _MOST_PAIRS:
-            self._pairs = self._pairs[::2]
+        if not len(firsts):
+            return
+        numbers, stop = _numbers(y), self._num_kept + len(firsts)
+        self._kept[self._num_kept : stop, 0] = numbers[firsts]
+        self._kept[self._num_kept : stop, 1] = numbers[firsts + 1]
+        self._num_kept = stop
+        if stop >= _MOST_PAIRS:
+            self._num_kept = (stop + 1) // 2
+            self._kept[: self._num_kept] = self._kept[:stop:2]
             self._every *= 2
-            self._tested = len(self._pairs) // 2
+            self._tested = self._num_kept // 2
 
     def _test(self) -> bool:
-        self._tested = len(self._pairs)
+        self._tested = self._num_kept
         half = self._tested // 2
-        a, b = self._pairs[:half].T
-        c, d = self._pairs[half : 2 * half].T
+        a, b = self._kept[:half].T
+        c, d = self._kept[half : 2 * half].T
         with np.errstate(invalid="ignore", over="ignore"):
             near = np.abs(a - b) + np.abs(c - d)
             far = np.abs(a - c) + np.abs(b - d)
@@ -99,6 +100,13 @@ class LabelOrder:
             return False
         self._is_over = _log_tail(total, smaller) < _LOG_CHANCE
         return self._is_over
+
+
+def _numbers(y: Array) -> Array:
+    """Return one number of each label: exchangeable rows stay so; one-hot rows get their class."""
+    labels = y.reshape(len(y), -1).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return labels @ np.arange(1.0, labels.shape[1] + 1)
 
 
 def _log_tail(total: int, least: int) -> float:

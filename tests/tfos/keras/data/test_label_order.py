@@ -107,4 +107,4 @@ def test_memory_is_bounded_and_nan_raises_none():
     order = LabelOrder()
     for _ in range(5000):
         assert not order.looks_sorted(np.full(100, np.nan))
-    assert len(order._pairs) < 8192
+    assert order._num_kept < 8192
