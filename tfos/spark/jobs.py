@@ -30,10 +30,13 @@ _COUNT_S = 1.0
 _SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+|error|timeout)): "
-    r".+(?:\n(?!\tat ).+)*",
+    r".+(?:\n(?!\tat | SQLSTATE: ).+)*",
     re.M,
 )
-"""A Python error with the lines that follow, up to a blank one: a message may hold a table."""
+"""A Python error with the lines that follow, up to a blank one: a message may hold a table.
+
+Spark 4.2 ends the text with the line of its own error's class.
+"""
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""

@@ -107,6 +107,15 @@ def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception()
     assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"
 
 
+def test_the_class_of_sparks_own_error_is_no_part_of_the_reason():
+    """Spark 4.2 and later, in a program that has no SparkSession."""
+    text = (
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent "
+        'call last):\n  File "rows.py", line 5\nValueError: bad value\nof row 7\n SQLSTATE: 38000'
+    )
+    assert reason_of(RuntimeError(text)) == "ValueError: bad value\nof row 7"
+
+
 def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "keras-0.dist-info").mkdir()
     (tmp_path / "numpy-0.dist-info").mkdir()
