@@ -30,10 +30,19 @@ _COUNT_S = 1.0
 _SHORTEST_S = 0.001
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|[A-Z]\w+|error|timeout)): "
-    r".+(?:\n(?!\tat ).+)*",
+    r".+(?:\n(?!\tat | SQLSTATE: ).+)*",
     re.M,
 )
-"""A Python error with the lines that follow, up to a blank one: a message may hold a table."""
+"""A Python error with the lines that follow, up to a blank one: a message may hold a table.
+
+Spark 4.2 ends the text with the line of its own error's class.
+"""
+_BARE_ERROR = re.compile(
+    r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n(?:    .*\n)*'
+    r"(?P<name>[A-Za-z_][\w.]*)$",
+    re.M,
+)
+"""A Python error without a message, as of an assert, below the last call of its traceback."""
 _MAX_REASON_CHARS = 2000
 MAX_RESULT_SIZE = "spark.driver.maxResultSize"
 """Spark's setting that bounds what one job brings to the driver."""
@@ -326,12 +335,15 @@ def reason_of(error: BaseException) -> str:
     """Return the useful part of a failed Spark job's error: the Python exception of the task.
 
     A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
-    paragraph of the Python traceback inside it.
+    paragraph of the Python traceback inside it. An error without a message has its place instead.
     """
     text = _text_of(error)
-    found = [match for match in _PYTHON_ERROR.findall(text) if not match.startswith("org.apache")]
+    found = [m for m in _PYTHON_ERROR.finditer(text) if not m[0].startswith("org.apache")]
+    bare = _BARE_ERROR.search(text, found[-1].end() if found else 0)
+    if bare:
+        return "{name} in {function} ({file}, line {line})".format(**bare.groupdict())
     if found:
-        return str(found[-1])[:_MAX_REASON_CHARS]
+        return str(found[-1][0])[:_MAX_REASON_CHARS]
     lines = text.strip().splitlines() or [type(error).__qualname__]
     return lines[0][:_MAX_REASON_CHARS]
 

@@ -273,6 +273,17 @@ def test_variables_of_another_size_are_not_added():
     assert own.values([own.states(logs_of(metric)), foreign]) == {}
 
 
+@pytest.mark.parametrize("logged", [0.5, np.array([0.5])])
+def test_a_value_of_one_class_is_added_however_numpy_lets_keras_log_it(logged):
+    metric = keras.metrics.F1Score(threshold=0.5, average=None, name="f1")
+    metric.update_state([[1.0], [1.0], [1.0]], [[1.0], [0.0], [0.0]])
+    own = epoch_metrics(metric)
+    other = keras.metrics.F1Score(threshold=0.5, average=None, name="f1")
+    other.update_state([[1.0], [0.0]], [[1.0], [1.0]])
+    states = [own.states({"f1": logged}), epoch_metrics(other).states({"f1": [2 / 3]})]
+    np.testing.assert_allclose(own.values(states)["f1"], [4 / 7], rtol=1e-6)
+
+
 def test_metrics_before_the_first_batch_are_not_asked():
     """A worker without rows; a tracker of the user's raises until it has seen a batch."""
     compiled = CompileMetrics(["accuracy"], None)

@@ -107,6 +107,43 @@ def test_the_reason_of_a_failed_job_is_the_whole_message_of_the_last_exception()
     assert reason_of(RuntimeError("ValueError: bad row\n\tat org.apache")) == "ValueError: bad row"
 
 
+@pytest.mark.parametrize("end", ["\n SQLSTATE: 38000", "\n\n\tat org.apache.spark.Task\n", ""])
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            '  File "worker.py", line 9, in process\n    out = func(rows)\n'
+            '  File "/a b/rows.py", line 5, in <lambda>\n    assert x < 50\n           ^^^^^^\n'
+            "AssertionError",
+            "AssertionError in <lambda> (/a b/rows.py, line 5)",
+        ),
+        (
+            '  File "rows.py", line 5, in row\nKeyError: 1\n\nDuring handling of the above:\n\n'
+            '  File "rows.py", line 7, in row\nmine.Unknown',
+            "mine.Unknown in row (rows.py, line 7)",
+        ),
+        (
+            'mine.Remote: it said\n  File "there.py", line 5, in there\n    assert x\n'
+            "AssertionError",
+            'mine.Remote: it said\n  File "there.py", line 5, in there\n    assert x\n'
+            "AssertionError",
+        ),
+    ],
+)
+def test_an_error_without_a_message_is_the_reason_with_its_place(lines, reason, end):
+    text = f"Job aborted: Lost task 0.3: PythonException: Traceback (most recent):\n{lines}{end}"
+    assert reason_of(RuntimeError(text)) == reason
+
+
+def test_the_class_of_sparks_own_error_is_no_part_of_the_reason():
+    """Spark 4.2 and later, in a program that has no SparkSession."""
+    text = (
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent "
+        'call last):\n  File "rows.py", line 5\nValueError: bad value\nof row 7\n SQLSTATE: 38000'
+    )
+    assert reason_of(RuntimeError(text)) == "ValueError: bad value\nof row 7"
+
+
 def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "keras-0.dist-info").mkdir()
     (tmp_path / "numpy-0.dist-info").mkdir()

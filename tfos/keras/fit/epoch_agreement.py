@@ -27,6 +27,7 @@ from typing import Any
 import keras
 import msgspec
 import numpy as np
+from keras.src.utils.python_utils import pythonify_logs
 
 from tfos.fit_place import FitPlace
 from tfos.keras.data.dataset import BatchDataset
@@ -348,7 +349,8 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             for rank in sorted(told, reverse=True):  # so that all get the lowest rank's values
                 values |= msgspec.msgpack.decode(told[rank], type=dict[str, Any])
         logs.update(combine(reports))
-        logs.update({k: np.array(v) if isinstance(v, list) else v for k, v in values.items()})
+        arrays = {k: np.array(v) if isinstance(v, list) else v for k, v in values.items()}
+        logs.update(pythonify_logs(arrays))
         self._tell_inexact(states)
         self._tell_unshared(own, states)
         if self._trainer.ctx.is_chief:

@@ -303,7 +303,8 @@ def _result(metric: Any, variables: Sequence[np.ndarray]) -> Any:
 
 def _is_logged(value: Any, logged: Any) -> bool:
     try:
-        left, right = (np.asarray(each).astype(np.float64) for each in (value, logged))
+        # Keras logs [x] as x where numpy, before 2.4, converts it.
+        left, right = (np.asarray(each).astype(np.float64).ravel() for each in (value, logged))
     except (TypeError, ValueError):  # a log may be anything, or is missing
         return False
     return left.shape == right.shape and np.allclose(left, right, rtol=1e-6, equal_nan=True)
