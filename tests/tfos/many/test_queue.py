@@ -166,6 +166,16 @@ def test_values_that_have_arrived_stay():
     assert queue.draw(B) == Train(1, 2)
 
 
+def test_a_slot_that_ends_takes_nothing_from_the_others():
+    queue = queue_of(2)
+    queue.draw(A), queue.draw(B)
+    queue.ended(A, done(0))
+    queue.slot_ended(0, [0])
+    assert states(queue) == ["done", "training"]
+    assert queue.ended(B, done(1))
+    assert queue.ended_items == [0, 1]
+
+
 def test_an_item_whose_order_was_lost_on_the_way_is_given_again():
     queue = queue_of(2)
     assert queue.draw(A) == Train(0, 1)
