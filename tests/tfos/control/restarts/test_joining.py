@@ -23,3 +23,13 @@ def test_of_several_orders_to_end_an_epoch_the_newest_is_missed():
     epochs.note(Flush("input", 0, rounds=1))
     _, missed = epochs.joining(EpochLog())
     assert missed == (Flush("input", 0, rounds=1),)
+
+
+def test_the_validation_of_an_epoch_before_it_joins_is_none_of_a_workers():
+    epochs = OpenEpochs()
+    for epoch in range(2):
+        epochs.note(Flush("input", epoch, ("validation", epoch)))
+    for feed in ("input", "validation"):
+        epochs.come_to(feed, 2)
+    joining, missed = epochs.joining(EpochLog())
+    assert (dict(joining.feeds), missed) == ({"input": 2, "validation": 2}, ())
