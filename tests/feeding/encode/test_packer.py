@@ -226,6 +226,12 @@ def test_nan_and_infinity_survive():
     assert row[1:] == [math.inf, -math.inf]
 
 
+def test_scalars_of_numpy_come_back_as_such():
+    for given in (np.float32(1.5), np.int16(-3), np.bool_(True)):
+        (found,) = round_trip([given])
+        assert (type(found), found) == (type(given), given)
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [

@@ -137,6 +137,9 @@ def test_draining_drops_what_is_unread_and_what_comes():
     assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (6, 2, 4)
     assert (stats.unread_bytes, queue.epoch) == (0, 1)
     assert read(queue) == ["over"]
+    queue.finish()
+    queue.offer(chunk(7, epoch=0))  # its task should not fail
+    assert consistent(queue).dropped_rows == 5
 
 
 def test_unread_bytes_follow_the_chunks():
