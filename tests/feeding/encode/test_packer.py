@@ -226,10 +226,10 @@ def test_nan_and_infinity_survive():
     assert row[1:] == [math.inf, -math.inf]
 
 
-def test_scalars_of_numpy_come_back_as_such():
-    for given in (np.float32(1.5), np.int16(-3), np.bool_(True)):
-        (found,) = round_trip([given])
-        assert (type(found), found) == (type(given), given)
+def test_scalars_of_numpy_and_long_tuples_come_back_as_such():
+    for given in ([np.float32(1.5)], [np.int16(-3)], [np.bool_(True)], [(1, 2, 3, 4)] * 2):
+        found = round_trip(given)
+        assert (list(map(type, found)), found) == (list(map(type, given)), given)
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,25 @@ def test_epochs_behind_a_skipped_one_keep_their_rows():
     assert read(queue) == [2]
 
 
+def test_rows_of_a_skipped_epoch_that_were_read_hold_nothing_up():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.count_taken(pop_chunk(queue).num_rows)
+    queue.skip(0)
+    assert queue.pop() == EpochEnd(0)
+    assert queue.is_over(0)
+    assert consistent(queue).dropped_rows == 1
+
+
+def test_rows_of_inference_are_read_in_the_epoch_that_the_reader_is_in():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.flush(0)
+    assert read(queue) == [1, "end 0"]
+    queue.offer(chunk(2, session=7))
+    assert read(queue) == [2]
+
+
 def test_a_batch_of_inference_ends_with_the_feed():
     queue = FeedQueue("input")
     queue.offer(chunk(1, session=7))
