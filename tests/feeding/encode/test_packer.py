@@ -232,6 +232,12 @@ def test_scalars_of_numpy_and_long_tuples_come_back_as_such():
         assert (list(map(type, found)), found) == (list(map(type, given)), given)
 
 
+def test_a_float_beside_an_int_of_more_than_64_bits_makes_it_a_float():
+    for given in ([[1.5, 2**70]], [[np.float64(1.5), 2**70]], [[[1.5, 2**70]]]):
+        (found,) = round_trip(given)
+        assert np.ravel(found).tolist() == [1.5, 2.0**70]
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [

@@ -57,7 +57,7 @@ def test_a_reader_that_stops_fails_what_it_has_not_answered_and_nothing_else():
     stopped = results.end()
     assert str(stopped) == "worker:0 returned 1 results for 2 rows"
     assert results.session(7).answered_rows == 2
-    for session, text in ((8, "1 results for 2 rows"), (9, "0 results for 2 rows")):
+    for session, text in ((8, "returned 1 results"), (9, "stopped with 0 results for 2 rows")):
         with pytest.raises(ResultCountError, match=text):
             results.session(session)
     assert results.end() is None

@@ -216,7 +216,8 @@ def test_a_push_waits_as_long_as_at_the_server_where_it_waited_longest():
         workers = (WorkerStats(0, waited_s=waited_s),)
         return ServerStats(server=0, phase="SERVING", clock=1, uptime_s=1.0, workers=workers)
 
-    windows = ServerWindow(server(9.0), server(6.0)), ServerWindow(server(8.0), server(2.0))
+    waited = (9.0, 6.0), (8.0, 2.0), (5.0, 5.0)
+    windows = [ServerWindow(server(now_s), server(before_s)) for now_s, before_s in waited]
     assert waits_of(windows) == Waits(lately={0: 6.0}, since_start={0: 9.0})
 
 
