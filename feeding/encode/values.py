@@ -41,7 +41,7 @@ from feeding.columnar.schema import (
     Node,
     ValueKind,
 )
-from feeding.encode.vectors import check_ints, encode_vectors
+from feeding.encode.vectors import check_ints, encode_vectors, is_held
 
 MAX_PLAIN_TUPLE = 3
 """Tuples up to this length are (x, y, sample_weight), even of numbers only."""
@@ -112,8 +112,8 @@ def _encode_scalars(out: Collector, category: str, values: Values, name: str) ->
     try:
         array = np.array(values, dtype)
     except OverflowError:
-        row = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
-        raise out.refuse(name, row, f"{values[row]} does not fit int64") from None
+        row = next(i for i, value in enumerate(values) if not is_held(value, dtype))
+        raise out.refuse(name, row, f"{values[row]} does not fit {dtype}") from None
     check_ints(out, array, values, name, 0)
     out.add(ColumnSpec(name, "tensor", "scalar", array.dtype.name), array)
 

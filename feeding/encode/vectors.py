@@ -16,7 +16,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -71,12 +71,13 @@ def _flatten(out: Collector, values: Values, name: str, kinds: set[type]) -> tup
     while True:
         try:
             flat = _READERS[code](values)
-        except (ValueError, OverflowError, TypeError, struct.error) as error:
+        except (ValueError, OverflowError, TypeError, struct.error):
             kinds = _check_numbers(out, values, name)
             if code == _FLOAT:
-                raise out.refuse(name, 0, f"numbers that do not convert: {error}") from error
+                _check_held(out, values, name, "float64")
+                raise
             if code == _INT and _are_ints(kinds):
-                _check_int64(out, values, name)
+                _check_held(out, values, name, "int64")
                 return _numpy_numbers(out, values, name)  # numpy's bools, which struct refuses
             code = _NEXT[code]
             continue
@@ -171,11 +172,12 @@ def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Arra
     kinds = _check_numbers(out, values, name)
     numbers = list(itertools.chain.from_iterable(values))
     flat = np.array(numbers)
-    if flat.dtype.kind == "f" and _are_ints(kinds):  # numpy's uint64 beside others
-        _check_int64(out, values, name)
+    if flat.dtype.kind in "fO" and _are_ints(kinds):  # numpy's uint64 beside others
+        _check_held(out, values, name, "int64")
         flat = np.array(numbers, np.int64)
-    if flat.dtype.kind not in "biuf":
-        raise out.refuse(name, 0, f"numbers that have no common dtype but {flat.dtype}")
+    elif flat.dtype.kind == "O":  # an int of more than 64 bits beside floats
+        _check_held(out, values, name, "float64")
+        flat = np.array(numbers, np.float64)
     check_ints(out, flat, values, name)
     return flat.dtype.name, flat
 
@@ -192,25 +194,26 @@ def _nested(out: Collector, values: Values, name: str) -> None:
             raise out.refuse(name, row, text)
         shape = found
     stacked = np.array(values)
-    if stacked.size and _may_be_ints(stacked, _items(values[0], stacked.ndim - 2)):
+    if stacked.size and _may_differ(stacked, _items(values[0], stacked.ndim - 2)):
         rows = [_items(value, stacked.ndim - 2) for value in values]
         if _are_ints(_check_numbers(out, rows, name)):
-            _check_int64(out, rows, name)
+            _check_held(out, rows, name, "int64")
             stacked = np.array(values, np.int64)
-    if stacked.dtype.kind not in "biuf":
-        raise out.refuse(name, 0, f"nested lists of {stacked.dtype} are not numbers")
+        elif stacked.dtype.kind == "O":  # an int of more than 64 bits beside floats
+            _check_held(out, rows, name, "float64")
+            stacked = np.array(values, np.float64)
     check_ints(out, stacked, values, name, stacked.ndim - 1)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
 
 
-def _may_be_ints(stacked: Array, first: Values) -> bool:
-    """Return whether numpy may have turned ints into uint64, floats or objects.
+def _may_differ(stacked: Array, first: Values) -> bool:
+    """Return whether numpy may have turned numbers into others, or found what is no number.
 
     first: numbers of the first row.
     """
-    if stacked.dtype.kind == "O":
-        return all(is_number(type(item)) for item in stacked.flat)
+    if stacked.dtype.kind not in "biuf":
+        return True
     if stacked.dtype.kind == "u":
         return bool(stacked.max() >= 2**63)
     return stacked.dtype.kind == "f" and _are_ints(set(map(type, first)))
@@ -241,9 +244,25 @@ def _are_ints(kinds: set[type]) -> bool:
     return all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds)
 
 
-def _check_int64(out: Collector, values: Values, name: str) -> None:
-    """Raise for the first int that int64 does not hold."""
+def _check_held(out: Collector, values: Values, name: str, dtype: str) -> None:
+    """Raise for the first number that "int64" or "float64" does not hold."""
     for row, value in enumerate(values):
         for position, item in enumerate(value):
-            if not -(2**63) <= int(item) < 2**63:
-                raise out.refuse(name, row, f"value {position} ({item}) does not fit int64")
+            if not is_held(item, dtype):
+                raise out.refuse(name, row, f"value {position} ({item}) does not fit {dtype}")
+
+
+def is_held(number: Any, dtype: str) -> bool:
+    """Return whether "int64" holds an int, or "float64" any number, however rounded.
+
+    Args:
+        number: of Python or numpy.
+        dtype: "int64" or "float64".
+    """
+    if dtype == "int64":
+        return -(2**63) <= int(number) < 2**63
+    try:
+        float(number)
+    except OverflowError:
+        return False
+    return True

@@ -44,7 +44,7 @@ class FittedInputs:
 
         Raises:
             SettingsError: a value does not fit its input, or one of several columns has
-                    lists of several lengths.
+                lists of several lengths.
         """
         y, weight = rest[:1], rest[1:]
         if self.num_outputs == 1:

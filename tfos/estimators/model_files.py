@@ -5,7 +5,7 @@
                                    from it train
     model_dir/model-00001.json     which of these directories holds the state of that model, and its
                                    step there
-        model_dir/fit-00001            marks the number as taken; written by the one fit that has it
+    model_dir/fit-00001            marks the number as taken; written by the one fit that has it
 
 Covers: reading, writing, the newest one.      Does not: know Keras.
 Runs in: the driver.

@@ -70,7 +70,7 @@ class SlotWait:
             self._changed_s = now_s
         self._seen = seen
         still_s = now_s - self._changed_s
-        arriving = not offer.complete if offer.expected is not None else not offer.executors
+        arriving = not offer.executors
         if self.needs.is_plain:
             arriving |= offer.free_at_most >= self.needs.num_slots
         else:

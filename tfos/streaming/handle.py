@@ -55,7 +55,7 @@ class StreamTraining:
         coordinator: the cluster's coordinator.
         ending: raises the cluster's failure.
         save: saves the parameters after the last batch, and waits for the end of its epoch, within
-                this many seconds.
+            this many seconds.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class StreamTraining:
 
         Args:
             timeout_s: seconds for the running batch and the save after it; a quarter is for
-                        the save if saves do not follow each batch.
+                the save if saves do not follow each batch.
         """
         by_s, share = time.monotonic() + timeout_s, _SAVE_SHARE if self._run.saves_behind else 0.0
         spark_s = timeout_s * (1.0 - share)

@@ -7,6 +7,7 @@ Runs in: the driver. Imports pyspark, as every user of spark.ml has.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -195,7 +196,7 @@ class TFEstimator(
             )
             cluster.shutdown(grace_secs=self.getGraceSecs())
         if self.export_fn is not None:
-            TFParallel.run(sc, _Export(self.export_fn), args, 1)
+            TFParallel.run(sc, functools.partial(_export, self.export_fn), args, 1)
         return self._copyValues(TFModel(self.args))  # type: ignore[no-any-return]
 
     def _refuse_other_ways(self) -> None:
@@ -330,15 +331,10 @@ def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> NoReturn:
     )
 
 
-class _Export:
-    """export_fn(args) as a main_fun."""
-
-    def __init__(self, export_fn: Callable[[Any], Any]) -> None:
-        self._export_fn = export_fn
-
-    def __call__(self, args: Any, ctx: Any) -> None:
-        del ctx
-        self._export_fn(args)
+def _export(export_fn: Callable[[Any], Any], args: Any, ctx: Any) -> None:
+    """Run export_fn(args) as a main_fun."""
+    del ctx
+    export_fn(args)
 
 
 class _Writer(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not checked

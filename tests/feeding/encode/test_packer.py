@@ -226,6 +226,18 @@ def test_nan_and_infinity_survive():
     assert row[1:] == [math.inf, -math.inf]
 
 
+def test_scalars_of_numpy_and_long_tuples_come_back_as_such():
+    for given in ([np.float32(1.5)], [np.int16(-3)], [np.bool_(True)], [(1, 2, 3, 4)] * 2):
+        found = round_trip(given)
+        assert (list(map(type, found)), found) == (list(map(type, given)), given)
+
+
+def test_a_float_beside_an_int_of_more_than_64_bits_makes_it_a_float():
+    for given in ([[1.5, 2**70]], [[np.float64(1.5), 2**70]], [[[1.5, 2**70]]]):
+        (found,) = round_trip(given)
+        assert np.ravel(found).tolist() == [1.5, 2.0**70]
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
@@ -244,6 +256,18 @@ def test_nan_and_infinity_survive():
         ([[[1], [2]], [[3], [2**63]]], r"row 1.*: value 1 \(9223372036854775808\) does not fit"),
         ([[[-1, 2**63]]], r"value 1 \(9223372036854775808\) does not fit int64"),
         ([[[1, 2], [3, -(2**64)]]], r"value 3 \(-18446744073709551616\) does not fit int64"),
+        ([[np.int64(1)], [10**30]], r"row 1, .*value 0 \(10+\) does not fit int64"),
+        ([1e300, 10**400], r"row 1, .*: 10+ does not fit float64"),
+        ([[1e300], [10**400]], r"row 1, .*value 0 \(10+\) does not fit float64"),
+        ([[np.float64(1)], [10**400]], r"row 1, .*value 0 \(10+\) does not fit float64"),
+        ([[[1e300]], [[10**400]]], r"row 1, .*value 0 \(10+\) does not fit float64"),
+        ([[[1, 2]], [[3, None]]], r"row 1, column 'value': value 1 is None"),
+        ([[[1, 2]], [["a", "b"]]], r"row 1, column 'value': value 0 is 'a' \(str\)"),
+        (
+            [row_class(("x",))((1,)), row_class(("y",))((1,))],
+            r"row 1: fields \['y'\], but earlier rows have \['x'\]",
+        ),
+        ([[[1, 2], [3, 4]], [[1, 2], [3]]], "row 1, column 'value': nested lists of differing"),
         ([np.zeros(2), np.zeros(2, np.float32)], "array of float32, but earlier rows have float64"),
         ([np.zeros((2, 2)), np.zeros((2, 3))], r"shape \(2, 3\), but earlier rows have \(2, 2\)"),
         ([np.array(["x"])], "array of <U1"),

@@ -137,6 +137,9 @@ def test_draining_drops_what_is_unread_and_what_comes():
     assert (stats.fed_rows, stats.trained_rows, stats.dropped_rows) == (6, 2, 4)
     assert (stats.unread_bytes, queue.epoch) == (0, 1)
     assert read(queue) == ["over"]
+    queue.finish()
+    queue.offer(chunk(7, epoch=0))  # its task should not fail
+    assert consistent(queue).dropped_rows == 5
 
 
 def test_unread_bytes_follow_the_chunks():
@@ -169,6 +172,14 @@ def test_a_session_abandoned_after_the_end_does_not_take_the_end_back():
     queue.abandon(7)
     assert queue.pop() == FeedEnd()
     assert queue.epoch == 1
+
+
+def test_a_session_abandoned_after_the_reader_has_stopped_leaves_nothing_to_read():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, session=7))
+    queue.drain()
+    queue.abandon(7)
+    assert queue.pop() == FeedEnd()
 
 
 @hypothesis.given(
@@ -329,6 +340,57 @@ def test_rows_that_another_reader_took_are_dropped_once_rows_behind_them_are_han
     assert (epoch.trained_rows, epoch.dropped_rows) == (8, 1)
 
 
+def test_rows_that_another_reader_took_keep_no_epoch_open():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.offer(chunk(2))
+    queue.count_taken(pop_chunk(queue).num_rows)  # by a reader that never hands it on
+    take(queue, pop_chunk(queue))
+    queue.settle()
+    assert not queue.is_over(0), "its end was not read"
+    queue.flush(0)
+    assert queue.pop() == EpochEnd(0)
+    assert queue.is_over(0)
+
+
+def test_epochs_behind_a_skipped_one_keep_their_rows():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.offer(chunk(2, epoch=1))
+    queue.skip(0)
+    assert read(queue) == [2]
+
+
+def test_rows_of_a_skipped_epoch_that_were_read_hold_nothing_up():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.count_taken(pop_chunk(queue).num_rows)
+    queue.skip(0)
+    assert queue.pop() == EpochEnd(0)
+    assert queue.is_over(0)
+    assert consistent(queue).dropped_rows == 1
+
+
+def test_rows_of_inference_are_read_in_the_epoch_that_the_reader_is_in():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1))
+    queue.flush(0)
+    assert read(queue) == [1, "end 0"]
+    queue.offer(chunk(2, session=7))
+    assert read(queue) == [2]
+
+
+def test_a_batch_of_inference_ends_with_the_feed():
+    queue = FeedQueue("input")
+    queue.offer(chunk(1, session=7))
+    pop_chunk(queue)
+    assert queue.pop(7) is None
+    queue.finish()
+    rest = queue.pop(7)
+    assert isinstance(rest, Chunk)
+    assert (rest.num_rows, rest.meta.last_in_partition) == (0, True)
+
+
 def test_skipped_rows_that_come_after_the_end_of_main_fun_are_dropped_not_in_flight():
     queue = FeedQueue("validation")
     queue.skip(0)
@@ -368,6 +430,8 @@ def test_the_order_to_end_an_epoch_is_taken_back_until_its_end_is_read():
     assert not queue.reopen(0, 2)
     with pytest.raises(LateChunk):
         queue.offer(chunk(3))
+    queue.drain()
+    assert not queue.reopen(1, 1), "no row of it would be read"
     consistent(queue)
 
 

@@ -96,11 +96,13 @@ def test_blamed_rows_are_those_that_a_count_of_single_rows_finds(had):
 
 
 def test_the_sentence_names_epoch_feed_rows_partition_crashes_and_the_next_step():
-    suspects = crashes({3: [(0, 100)]}, {9: [(0, 9)]}, {3: [(40, 90)]}, {3: [(45, 60)]})
+    guilty = {3: [(0, 100)]}, {3: [(40, 90)]}, {3: [(45, 60)]}
+    suspects = crashes(guilty[0], {9: [(0, 9)]}, *guilty[1:], {3: [(0, 9)]})
     text = suspects.text("epoch 2 of 'input'", ORDER)
     assert text.startswith("epoch 2 of 'input': rows 45 to 59 of partition 3 were at 3 crashes (")
     assert "worker:0 killed by SIGSEGV; worker:2 killed by SIGSEGV; worker:3 killed" in text
     assert "worker:1" not in text
+    assert "worker:4" not in text
     assert "Look at them and leave out the bad ones" in text
     assert text.endswith(ORDER)
 
@@ -138,6 +140,19 @@ def test_the_ledger_suspects_what_a_crashed_worker_had_read_if_that_is_known():
         rows = ledger.take_lost({process: last}, {process: "killed by SIGKILL"})
         assert rows == {2: ((0, 50), (50 + trained, 100))}
     assert ledger.suspects.blamed() == {2: ((80, 90),)}
+
+
+def test_what_is_known_of_one_crash_narrows_what_was_at_the_others():
+    """The fourth worker is cut off, no crash."""
+    ledger, rows = EpochLedger("input", 0), AcceptedRows([(0, 100, 0)]).pack()
+    for process in range(4):
+        report = FeedReport(2, rows=100, partition_rows=100, accepted={process: rows})
+        ledger.add([report], again=process > 0)
+    last = dict(
+        enumerate(EpochRowCounts(0, 100, *each) for each in [(30, 46), (20,), (24, 48), ()])
+    )
+    assert ledger.take_lost(last, dict.fromkeys(range(3), "killed")) == {2: ((0, 100),)}
+    assert ledger.suspects.blamed() == {2: ((30, 46),)}
 
 
 def test_a_worker_that_was_lost_in_another_way_leaves_no_suspects():

@@ -144,13 +144,16 @@ def test_a_newer_attempt_replaces_the_older_one():
 
 
 def test_values_of_a_lost_slot_are_trained_again_unless_files_have_them():
-    for is_durable, expected in ((False, ["waiting"]), (True, ["done"])):
-        queue = queue_of(1, is_durable=is_durable)
-        queue.draw(A)
-        queue.ended(A, done(0))
+    for is_durable, expected in ((False, ["waiting", "done"]), (True, ["done", "done"])):
+        queue = queue_of(2, is_durable=is_durable)
+        for item, slot in enumerate((A, B)):
+            queue.draw(slot)
+            queue.ended(slot, done(item))
         queue.slot_lost(0, "executor lost")
-        assert states(queue) == expected
+        assert states(queue) == expected, "the other slot has its own"
         assert queue.is_complete is is_durable
+        assert queue.most_losses == (not is_durable)
+        assert [queue.is_newest(slot) for slot in (A, B)] == [False, True]
 
 
 def test_values_that_have_arrived_stay():
@@ -161,6 +164,16 @@ def test_values_that_have_arrived_stay():
     queue.slot_ended(0, [0])
     assert states(queue) == ["done", "waiting"]
     assert queue.draw(B) == Train(1, 2)
+
+
+def test_a_slot_that_ends_takes_nothing_from_the_others():
+    queue = queue_of(2)
+    queue.draw(A), queue.draw(B)
+    queue.ended(A, done(0))
+    queue.slot_ended(0, [0])
+    assert states(queue) == ["done", "training"]
+    assert queue.ended(B, done(1))
+    assert queue.ended_items == [0, 1]
 
 
 def test_an_item_whose_order_was_lost_on_the_way_is_given_again():
@@ -266,6 +279,7 @@ def test_a_report_of_an_order_that_had_not_begun_says_nothing_of_the_next_one():
     assert queue.draw(A) == Train(0, 1)
     not_begun = failed(0, Ending.NOT_BEGUN, error="no process")
     assert queue.ended(A, not_begun)
+    assert queue.table[0].error == "no process"
     assert queue.draw(A) == Train(0, 2)
     assert not queue.ended(A, not_begun)  # its answer was lost on the way
     assert (states(queue), queue.table[0].attempts) == (["training"], 1)

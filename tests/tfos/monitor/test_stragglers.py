@@ -12,7 +12,7 @@ from tfos.control import messages
 from tfos.control.members import WINDOW_BEATS
 from tfos.monitor.reports import ClusterReport
 from tfos.monitor.status import cluster_report
-from tfos.monitor.stragglers import server_counters
+from tfos.monitor.stragglers import ServerWindow, Waits, server_counters, waits_of
 from tfos.topology import plan
 
 NOW = 100.0
@@ -209,6 +209,16 @@ def test_waits_count_from_the_start_of_a_restarted_server():
         cluster.steps(f"worker:{rank}", 10, compute=1.0, push=4.0)
     waited = {node.name: node.times.wait_s for node in cluster.report().nodes if node.times}
     assert waited == {"worker:0": 4.0, "worker:1": 0.0}
+
+
+def test_a_push_waits_as_long_as_at_the_server_where_it_waited_longest():
+    def server(waited_s: float) -> ServerStats:
+        workers = (WorkerStats(0, waited_s=waited_s),)
+        return ServerStats(server=0, phase="SERVING", clock=1, uptime_s=1.0, workers=workers)
+
+    waited = (9.0, 6.0), (8.0, 2.0), (5.0, 5.0)
+    windows = [ServerWindow(server(now_s), server(before_s)) for now_s, before_s in waited]
+    assert waits_of(windows) == Waits(lately={0: 6.0}, since_start={0: 9.0})
 
 
 @pytest.mark.parametrize("stats", [b"\xc1", b"\x90", b"\x80", b"\xff" * 40])

@@ -179,3 +179,19 @@ def test_rows_tell_how_many_bad_ones_were_skipped(tmp_path):
         batches = [batch["n"].tolist() for batch in counted_rows.batches(5)]  # type: ignore[union-attr]
         assert sum(map(len, batches)) == 4
         assert (rows.num_skipped, counted_rows.num_skipped) == (2, 2)
+
+
+@pytest.mark.parametrize("quoted_newlines", [False, True])
+def test_a_file_that_is_skipped_has_no_rows_in_the_count(tmp_path, quoted_newlines):
+    for name, text in (("a", "m\n1\n2\n3\n4\n5\n"), ("b", "n,m\n1,2\n3,4\n"), ("c", "m,n\n5,6\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    shares = []
+    for rank in range(2):
+        rows = Reading(Worker(rank, 2)).csv(
+            str(tmp_path), {"n": "int64"}, on_bad_data="skip", quoted_newlines=quoted_newlines
+        )
+        batches = rows.equal_steps().batches(5)
+        shares.append([n for batch in batches for n in batch["n"].tolist()])  # type: ignore[union-attr]
+        assert rows.num_skipped == 1
+    assert sorted(map(len, shares)) == [1, 2]
+    assert sorted(shares[0] + shares[1]) == [1, 3, 6]

@@ -10,9 +10,11 @@ import pytest
 
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
+from tfos.control.members import NodeStatus
 from tfos.errors import NotEnoughSlots
 from tfos.phases import ClusterPhase
 from tfos.slots import awaiting
+from tfos.slots.claims import SlotClaims
 from tfos.slots.offer import ExecutorSlots, Offer
 from tfos.slots.placing import PlacedNode, SlotNeeds
 from tfos.slots.wait import SlotWait
@@ -38,6 +40,8 @@ class Cluster:
     def __init__(self) -> None:
         self.phase = ClusterPhase.RESERVED
         self.at: list[str] = []
+        self.missing: list[str] = []
+        self.is_starting = False
         self.info = SimpleNamespace(cluster_id="c")
 
     @property
@@ -49,8 +53,15 @@ class Cluster:
 
     def read(self, question: Any) -> Any:
         workers = [SimpleNamespace(executor_id=each, is_live=True) for each in self.at]
+        missing = {
+            each: SimpleNamespace(name=each, status=NodeStatus.MISSING) for each in self.missing
+        }
         state = SimpleNamespace(
-            phase=self.phase, is_ending=False, is_starting=False, members={}, workers=workers
+            phase=self.phase,
+            is_ending=False,
+            is_starting=self.is_starting,
+            members=missing,
+            workers=workers,
         )
         return question(state)
 
@@ -111,3 +122,21 @@ def test_a_server_has_a_place_beside_a_gpu_that_is_kept():
     fit = replace(offer_of(1), kept=frozenset("0")).fit(server)
     assert fit is not None
     assert fit.executors == {"ps:0": "0"}
+
+
+def test_a_gpu_on_which_another_cluster_computes_may_become_free():
+    offer = replace(offer_of(1), kept=frozenset("0"))
+    assert not offer.fit(NEEDS)
+    assert offer.fit(NEEDS, is_idle=True)
+
+
+def test_of_the_claimed_slots_those_of_starting_nodes_are_told_apart():
+    """Spark counts these as busy, too."""
+    claims, clusters = SlotClaims(), [Cluster(), Cluster()]
+    for place, cluster in enumerate(clusters):
+        cluster.missing, cluster.is_starting = ["worker:0", "worker:1"], not place
+        given: Any = cluster
+        claims.add(given, "c", {"worker:0": 2, "worker:1": 1})
+    assert claims.count() == (6, 3)
+    clusters[1].phase = ClusterPhase.RUNNING
+    assert claims.count() == (3, 3)

@@ -275,6 +275,28 @@ def test_slots_of_another_cluster_do_not_feed_this_one():
     assert not _holds(2, InputMode.SPARK, _offer(2, slots=4))
 
 
+def test_workers_with_executors_of_their_own_keep_their_tasks():
+    needs = SlotNeeds("1 ps + 2 workers", (PlacedNode("ps:0", "ps", ONE_CORE),), num_fed=2)
+    offer = _offer(0)
+    fit = offer.fit(needs)
+    assert fit is not None
+    assert workers_hold_slots(needs, offer, fit)
+
+
+def test_a_placement_chooses_executors_although_slots_alone_would_do():
+    fit = _offer(0, 0, 0).fit(replace(_needs(2), placement="spread"))
+    assert fit is not None
+    assert len(set(fit.executors.values())) == 2
+
+
+def test_cores_that_tasks_of_a_local_master_hold_are_not_free():
+    """It reports no free cores, only its tasks."""
+    needs = SlotNeeds("1 worker", (PlacedNode("worker:0", "workers", NodeShare(3)),))
+    assert _offer(1, slots=4).fit(needs)
+    assert not _offer(2, slots=4).fit(needs)
+    assert _offer(2, slots=4).fit(needs, is_idle=True)
+
+
 @pytest.mark.fault("F18")
 def test_nodes_that_start_may_be_counted_twice_and_are_awaited():
     wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)

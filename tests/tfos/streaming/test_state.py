@@ -122,6 +122,15 @@ def test_a_batch_that_ends_in_part_because_of_a_stop_is_an_error_only_if_nobody_
     assert run.stop(0.01)
 
 
+def test_all_batches_since_the_last_save_are_named_and_each_has_its_epoch():
+    state, known = QueryState("q"), QueryState("q")
+    for batch_id in (3, 4):
+        state.note(batch_id, EpochReport("input", batch_id + 10, 5, 5, 0, 0, 1.0))
+        known.know_trained(batch_id)
+    assert (state.unsaved, list(state.epochs)) == ("batches 3 to 4", [13, 14])
+    assert known.unsaved == "batches 3 to 4"
+
+
 @pytest.mark.parametrize("unknown", [None, math.nan])
 def test_the_lag_is_read_from_sparks_progress(unknown):
     source = types.SimpleNamespace(metrics={"numFilesOutstanding": "3"})

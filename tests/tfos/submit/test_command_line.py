@@ -156,6 +156,13 @@ def test_each_manager_gets_its_options(changed, expected):
     assert options(**changed) == expected
 
 
+def test_a_role_may_have_what_an_executor_has_and_another_memory():
+    roles = RoleResources(workers=Resources(cores=2, memory="640m"))
+    line = options(executor=Given(cores=2, memory="512m"), resources=roles)
+    assert "--executor-cores 2 --executor-memory 512m" in line
+    assert "spark.tfos.workers.memory=640m" in line
+
+
 def test_counts_are_filled_into_the_programs_arguments():
     args = ("--n", "{nodes}", "--of={ps}+{workers}", '{"json": 1}', "{other}")
     line = of_job(job(ps=1, workers=2, args=args), ["{nodes}"])

@@ -87,6 +87,9 @@ def test_what_is_left_out_is_one_worker_in_client_mode(here: Path):
         ({"args": "--x"}, "args = '--x': allowed is a list of strings and numbers"),
         ({"args": [True]}, "args = [True]: allowed is"),
         ({"master": "spark"}, "master = 'spark': allowed is yarn, spark://HOST:PORT"),
+        ({"master": 7077}, "master = 7077: allowed is yarn, spark://HOST:PORT"),
+        ({"files": "a.txt"}, "files = 'a.txt': allowed is a list of paths"),
+        ({"files": [7]}, "files = [7]: allowed is a list of paths"),
         ({"deploy_mode": "remote"}, "'remote': allowed is 'client' or 'cluster'"),
         ({"retries": -1}, "retries = -1: allowed is an int >= 0"),
         ({"retries": True}, "retries = True: allowed is an int >= 0"),
@@ -97,11 +100,14 @@ def test_what_is_left_out_is_one_worker_in_client_mode(here: Path):
         ({"executor": {"memory": 2048}}, "executor.memory = 2048: allowed is a size"),
         ({"env": {"A-B": "x"}}, "allowed is a table of variables"),
         ({"env": {"A": ["x"]}}, "allowed is a table of variables"),
+        ({"env": "A=x"}, "env = 'A=x': allowed is a table of variables"),
         ({"conf": {"ui.enabled": "x"}}, "allowed is a table of settings of Spark"),
         ({"conf": {"spark.a b": "x"}}, "allowed is a table of settings of Spark"),
+        ({"conf": {"spark.a=b": "x"}}, "allowed is a table of settings of Spark"),
         ({"worker": 2}, "unknown key worker; did you mean roles.workers?"),
         ({"roles": {"worker": 2}}, "unknown key roles.worker; did you mean roles.workers?"),
         ({"executors": {"cores": 2}}, "unknown key executors; did you mean executor"),
+        ({"workerss": {"cores": 2}}, "unknown key workerss; did you mean workers?"),
         ({"executor": {"core": 2}}, "unknown key executor.core; did you mean executor.cores?"),
         ({"memory": "2g"}, "unknown key memory; did you mean"),
         ({"zzzz": 1}, "unknown key zzzz; known are archives, args,"),
@@ -137,6 +143,13 @@ def test_wrong_keys_and_values_are_refused_by_name(here: Path, wrong, text):
     with pytest.raises(SettingsError) as refused:
         of_tables({**LEAST, **wrong}, here)
     assert text in str(refused.value)
+
+
+def test_the_least_values_are_taken(here: Path):
+    least = {"ps": 0, "workers": 1}, {"cores": 1, "gpus": 0, "memory": "1m"}
+    job = of_tables({**LEAST, "retries": 0, "roles": least[0], "executor": least[1]}, here)
+    assert (job.retries, job.ps, job.workers) == (0, 0, 1)
+    assert job.executor == JobResources(cores=1, gpus=0, memory="1m")
 
 
 @pytest.mark.parametrize("key", ["program", "master"])

@@ -141,6 +141,8 @@ def test_a_fatal_end_says_what_was_lost_with_the_node_and_what_to_do():
     shard = text(member("worker:1", serves_shard=True), PLAN)
     assert "worker:1 served shard 2 of 3 of the parameters" in shard
     assert "resume=True" in shard
+    raised = text(member("worker:1", serves_shard=True), PLAN, traceback="Traceback")
+    assert raised == "it ended", "the user's error says what to mend"
     (chief,) = (each.name for each in TENSORFLOW.workers)
     assert "server ps:0 was lost before" in text(member(chief, TENSORFLOW), TENSORFLOW, ("ps:0",))
     assert text(member("worker:1", MIRRORED), MIRRORED, traceback="Traceback") == "it ended"
