@@ -65,3 +65,23 @@ def test_a_stream_counts_as_closed_once_it_takes_no_more_bytes():
     ending.join(WAIT_S)
     left.close()
     right.close()
+
+
+def test_a_stream_that_another_thread_closes_can_be_asked_meanwhile():
+    """As a save asks whether the client of an earlier one is gone."""
+    left, right = stream_pair()
+    own = left._sock
+    closing = threading.Thread(target=left.close, daemon=True)
+
+    def fileno() -> int:
+        closing.start()
+        closing.join(0.05)
+        return own.fileno()
+
+    left._sock = SimpleNamespace(  # type: ignore[assignment]
+        fileno=fileno, shutdown=own.shutdown, close=own.close
+    )
+    assert not left.peer_closed()
+    closing.join(WAIT_S)
+    assert left.peer_closed()
+    right.close()
