@@ -140,6 +140,16 @@ def storage_at(root: str | Path | Storage) -> Storage:
     return LocalStorage(Path(root))
 
 
+def name_for_servers(root: str | Path) -> str:
+    """Return a root as processes in other working directories find it: a relative path whole.
+
+    Args:
+        root: as its user named it, and as something has opened it.
+    """
+    name = str(root)
+    return name if ":/" in name else os.path.abspath(name)
+
+
 def read_small(storage: Storage, name: str) -> bytes | None:
     """Return the content of a file that `put` has made, None if there is none.
 
