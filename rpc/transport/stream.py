@@ -211,8 +211,8 @@ class SocketStream:
 
     def peer_closed(self) -> bool:
         """See Stream."""
-        # A shutdown has ended, so nothing can be sent any more, such as why a wait has ended; and no
-        # other thread frees the descriptor meanwhile.
+        # A shutdown has ended, so nothing can be sent any more, such as why a wait has ended. And
+        # no other thread frees the descriptor meanwhile.
         with self._lock:
             if self._shut:
                 return True
