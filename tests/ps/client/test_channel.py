@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -206,6 +208,46 @@ def test_servers_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(channel, "connect", connect_with_others)
         assert [each.server for each in client.describe()] == [0, 1, 2]
         assert [each.path for each in client.link_stats()] == ["in process"] * 3
+
+
+INTERRUPTED_PROGRAM = """
+import signal, threading
+from ps.client import channel
+from ps.client.client import PSClient
+from rpc import Credentials, Endpoint, Identity, Role
+
+begun, told = threading.Barrier(3), threading.Event()
+
+def connect(*_, **__):
+    begun.wait()
+    threading.Event().wait()
+
+def interrupt():
+    begun.wait()
+    while not told.wait(0.01):  # Python misses a signal that comes just before a wait
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+def once(*_):
+    if not told.is_set():
+        told.set()
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, once)
+channel.connect = connect
+threading.Thread(target=interrupt, daemon=True).start()
+endpoints = [Endpoint("127.0.0.1", port) for port in (1, 2)]
+client = PSClient(endpoints, Credentials.generate(), Identity(Role.WORKER, 0), num_workers=1)
+try:
+    client.describe()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_process_that_is_interrupted_while_it_connects_can_end():
+    command = [sys.executable, "-c", INTERRUPTED_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout == "interrupted\n"
 
 
 @pytest.mark.fault("F23")
