@@ -210,6 +210,25 @@ def test_servers_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPat
         assert [each.path for each in client.link_stats()] == ["in process"] * 3
 
 
+def test_servers_in_another_order_than_their_ranks_are_refused():
+    with cluster(num_servers=2) as bed:
+        first, second = bed.endpoints
+        worker = Identity(Role.WORKER, 0)
+        with (
+            PSClient([second, first], bed.credentials, worker, num_workers=1) as client,
+            pytest.raises(PSSettingsError, match=r"ps:0 at .* is ps:1; give the endpoints"),
+        ):
+            client.describe()
+
+
+def test_a_client_that_was_never_attached_says_what_to_call_first():
+    with cluster() as bed, bed.client() as client:
+        with pytest.raises(ServerPhaseError, match=r"call seed\(\) or attach\(\) first"):
+            client.pull({})
+        with pytest.raises(ServerPhaseError, match=r"call seed\(\) or attach\(\) first"):
+            client.tables.lookup({"user": [1]})
+
+
 INTERRUPTED_PROGRAM = """
 import signal, threading
 from ps.client import channel
