@@ -478,7 +478,11 @@ class PSClient:
         """
         with self._lock:
             self._joins_first = False
-            acks = self._servers.change(messages.Join)
+            try:
+                acks = self._servers.change(messages.Join)
+            except KeyboardInterrupt:
+                self._servers.declare_inactive(None)  # servers of this process have taken it
+                raise
             self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
                 acks = self._servers.align_clocks(acks, self.manifest)
