@@ -478,11 +478,7 @@ class PSClient:
         """
         with self._lock:
             self._joins_first = False
-            try:
-                acks = self._servers.change(messages.Join)
-            except KeyboardInterrupt:
-                self._servers.declare_inactive(None)  # servers of this process have taken it
-                raise
+            acks = self._servers.change(messages.Join)
             self._servers.declare_inactive(None)
             if self.manifest.consistency != "async":
                 acks = self._servers.align_clocks(acks, self.manifest)

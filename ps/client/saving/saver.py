@@ -149,8 +149,7 @@ class Saver:
     def __init__(self, owner: str, open_storage: OpenStorage = storage_at) -> None:
         self._owner = owner
         self._open_storage = open_storage
-        # Reentrant: an interrupt as it is acquired leaves the next turn to the same thread.
-        self._saving = threading.RLock()
+        self._saving = threading.Lock()
         self._is_closed = False
         self._places: dict[str, _Place] = {}
 

@@ -6,7 +6,6 @@ import gc
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,31 +32,6 @@ def test_a_server_that_is_started_again_hears_that_a_worker_is_away(
             bed.restart(rank, tmp_path)
             clients[1].push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
         assert [server.stats().clock for server in bed.servers] == [2, 2]
-
-
-def test_a_worker_whose_join_was_interrupted_is_not_sent_away_again(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Servers of its own process have taken the join, as with a change that an interrupt cuts."""
-    with cluster(num_servers=2) as bed:
-        (client,) = bed.workers(MANIFEST, filled(MANIFEST))
-        client.leave()
-        servers = client._servers
-        change = servers.change
-
-        def interrupted(*arguments: Any, **settings: Any) -> None:
-            change(*arguments, **settings)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(servers, "change", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                client.join()
-        servers.links[0].close()
-        client.describe()  # on a new connection: the server may have been started again
-        client._away_probe.look(0)
-        client.push(filled(MANIFEST, 1.0), hyper=Hyper(1.0), rows=1)
-        assert [server.clock for server in client.describe()] == [1, 1]
 
 
 def test_a_call_waits_for_the_look_at_one_server_at_most():

@@ -68,14 +68,6 @@ def steps_in(root: Path) -> list[int]:
     return choice.steps_on_disk(storage_at(root))
 
 
-def test_an_interrupt_as_a_save_begins_leaves_the_next_one_its_turn(tmp_path: Path):
-    with seeded(make_manifest(), num_servers=1) as (_, client):
-        client._saver._saving.acquire()  # and the interrupt comes before the block that releases it
-        client.save(tmp_path, 1, timeout_s=5.0)
-        client.close()
-    assert steps_in(tmp_path) == [1]
-
-
 # ---- retention ----
 
 
