@@ -140,14 +140,18 @@ def storage_at(root: str | Path | Storage) -> Storage:
     return LocalStorage(Path(root))
 
 
-def name_for_servers(root: str | Path) -> str:
-    """Return a root as processes in other working directories find it: a relative path whole.
+def name_for_servers(root: str | Path, storage: Storage) -> str:
+    """Return a root as processes in other working directories find it: a local path whole.
 
     Args:
-        root: as its user named it, and as something has opened it.
+        root: as its user named it.
+        storage: what that has opened.
     """
-    name = str(root)
-    return name if ":/" in name else os.path.abspath(name)
+    path = Path(root)
+    if not isinstance(storage, LocalStorage) or storage.where() != str(path):
+        return str(root)
+    # Not os.path.abspath: it takes the directory before a link for the one above its target.
+    return str(path.absolute())
 
 
 def read_small(storage: Storage, name: str) -> bytes | None:

@@ -612,11 +612,11 @@ class PSClient:
             CheckpointError: there is none, or the requested one is damaged or of another model.
             ServerPhaseError: a server was seeded or restored already.
         """
-        found, manifest = find(self._open_storage(directory), step, like)
+        storage = self._open_storage(directory)
+        found, manifest = find(storage, step, like)
         encoded, digest = manifest.encode(), manifest.hash()
-        request = messages.Restore(
-            name_for_servers(directory), found.step, digest, len(encoded), like.reset_optimizer
-        )
+        name = name_for_servers(directory, storage)
+        request = messages.Restore(name, found.step, digest, len(encoded), like.reset_optimizer)
         with self._lock:
             wait_compiled(self._servers, manifest, timeout_s=timeout_s)
             calls = [OutgoingCall(link, request, [encoded]) for link in self._servers.links]

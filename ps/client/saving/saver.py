@@ -187,7 +187,8 @@ class Saver:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 _refuse_restarted(servers.generations, options.generations)
                 left_s = _left_s(deadline_s)
-                request = messages.Save(name_for_servers(directory), save_id, server_wait_s(left_s))
+                name = name_for_servers(directory, storage)
+                request = messages.Save(name, save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)
