@@ -81,12 +81,11 @@ def test_a_save_from_a_signal_handler_leaves_the_one_under_way_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As before a preemption: it runs in the thread of the save that it interrupts."""
-    commits = saver.commit
 
     def interrupted(*arguments: Any, **settings: Any) -> str:
         with pytest.raises(RequestTimeout, match="save by this client was under way for 0"):
             client.save(tmp_path, 2, timeout_s=0.01)
-        return commits(*arguments, **settings)
+        return commit(*arguments, **settings)
 
     with seeded(make_manifest(), num_servers=1) as (_, client):
         monkeypatch.setattr(saver, "commit", interrupted)
