@@ -231,4 +231,5 @@ def decode(payload: bytes | memoryview) -> dict[str, Any]:
 
 
 def _size(name: str, text: str) -> int:
-    return len(name) + len(text)
+    """Return the bytes of an entry; names are ASCII."""
+    return len(name) + (len(text) if text.isascii() else len(text.encode()))

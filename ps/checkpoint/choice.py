@@ -19,6 +19,7 @@ from typing import TypeVar
 from ps.checkpoint.format import Checkpoint, step_of
 from ps.checkpoint.reader import Root, SeenSteps, load_chain
 from ps.checkpoint.restore import check_same_model, verified
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, if_sound, storage_at
 from ps.errors import CheckpointError
 from ps.manifest.manifest import Manifest
@@ -105,14 +106,14 @@ def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     known = list(checkpoints)
     skipped = passed_over_by(known)
 
-    def order(checkpoint: Checkpoint) -> tuple[str, bool, float, int]:
-        score = checkpoint.score
-        if score is None:
-            raise CheckpointError(f"step {checkpoint.step} has no score")
+    scored = [(each.score, each) for each in known if each.score and each.step not in skipped]
+
+    def order(pair: tuple[Score, Checkpoint]) -> tuple[str, bool, float, int]:
+        score, checkpoint = pair
         signed = -score.value if score.higher_is_better else score.value
         return *score.kind, signed, checkpoint.step
 
-    return sorted((each for each in known if each.score and each.step not in skipped), key=order)
+    return [checkpoint for _, checkpoint in sorted(scored, key=order)]
 
 
 def best(

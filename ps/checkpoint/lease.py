@@ -411,7 +411,7 @@ class Lease:
         return {name[len(prefix) : -len(suffix)] for name in beats if name.startswith(prefix)}
 
     def _create(self) -> bool:
-        """Create the lease, unless there is one; begin to renew it."""
+        """Create the lease; False: there is one."""
         try:
             self._storage.put(self._name, msgspec.json.encode(self._me), overwrite=False)
         except (FileExistsError, FileNotFoundError) as error:  # the latter: see _remove_remains

@@ -140,6 +140,20 @@ def storage_at(root: str | Path | Storage) -> Storage:
     return LocalStorage(Path(root))
 
 
+def name_for_servers(root: str | Path, storage: Storage) -> str:
+    """Return a root as processes in other working directories find it: a local path whole.
+
+    Args:
+        root: as its user named it.
+        storage: what that has opened.
+    """
+    path = Path(root)
+    if not isinstance(storage, LocalStorage) or storage.where() != str(path):
+        return str(root)
+    # Not os.path.abspath: it takes the directory before a link for the one above its target.
+    return str(path.absolute())
+
+
 def read_small(storage: Storage, name: str) -> bytes | None:
     """Return the content of a file that `put` has made, None if there is none.
 

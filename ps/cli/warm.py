@@ -34,13 +34,13 @@ def run(options: argparse.Namespace) -> int:
     directory = Path(options.directory).resolve()
     os.environ[CACHE_VARIABLE] = str(directory)
     CACHE.directory.forget()
-    start_s = time.monotonic()
-    count = warm_all()
     used = CACHE.directory.path()
     if used.parent != directory:
         raise PSSettingsError(
-            f"{directory} cannot be used (owner, mode or disk); kernels went to {used}"
+            f"{directory} cannot be used (owner, mode or disk); kernels would go to {used}"
         )
+    start_s = time.monotonic()
+    count = warm_all()
     sys.stdout.write(f"{count} kernels in {used} after {time.monotonic() - start_s:.1f} s\n")
     return 0
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ps import metadata
 from ps.checkpoint.choice import AS_SAVED, RestoreOptions, find
-from ps.checkpoint.storage import OpenStorage, storage_at
+from ps.checkpoint.storage import OpenStorage, name_for_servers, storage_at
 from ps.client.channel import OutgoingCall
 from ps.client.channel_stats import LinkStats
 from ps.client.compile_wait import wait_compiled
@@ -566,7 +566,7 @@ class PSClient:
         client is closed. Chief or driver only.
 
         Args:
-            directory: a path or URL that `open_storage` opens.
+            directory: a path or URL that `open_storage` opens; a relative path is this process's.
             step: 0 or more, and larger than those that are there; None: the servers' clock.
             timeout_s: seconds to wait for another save, another host's lease and the servers; the
                 file system's time for lease and commit is added to it.
@@ -612,11 +612,11 @@ class PSClient:
             CheckpointError: there is none, or the requested one is damaged or of another model.
             ServerPhaseError: a server was seeded or restored already.
         """
-        found, manifest = find(self._open_storage(directory), step, like)
+        storage = self._open_storage(directory)
+        found, manifest = find(storage, step, like)
         encoded, digest = manifest.encode(), manifest.hash()
-        request = messages.Restore(
-            str(directory), found.step, digest, len(encoded), like.reset_optimizer
-        )
+        name = name_for_servers(directory, storage)
+        request = messages.Restore(name, found.step, digest, len(encoded), like.reset_optimizer)
         with self._lock:
             wait_compiled(self._servers, manifest, timeout_s=timeout_s)
             calls = [OutgoingCall(link, request, [encoded]) for link in self._servers.links]

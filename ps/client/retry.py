@@ -101,7 +101,8 @@ def connect_together(links: Sequence[Channel], left_s: float) -> dict[int, RpcEr
     with contextlib.suppress(RuntimeError):  # Python 3.12 starts none at exit: the caller connects
         for link in due:
             name = f"ps-connect-{link.server}"
-            thread = threading.Thread(target=connect, args=(link,), name=name)
+            # A daemon: after an interrupt here nobody joins it, and it must not keep the process.
+            thread = threading.Thread(target=connect, args=(link,), name=name, daemon=True)
             thread.start()
             threads.append(thread)
     for thread in threads:

@@ -119,14 +119,12 @@ class DenseShard:
         owned = deal(self.layout.bucket_bytes(), num_servers)[rank]
         self.buckets: tuple[Bucket, ...] = self.layout.buckets[owned.start : owned.stop]
         """Owned buckets by ascending id."""
-        self._groups: list[_Group] = []
         self._by_id: dict[int, DenseBucket] = {}
         for spec in manifest.pushed_groups:
             mine = [bucket for bucket in self.buckets if bucket.group == spec.name]
             if not mine:
                 continue
             group = _Group(spec, self.layout.group(spec.name), mine)
-            self._groups.append(group)
             for bucket in mine:
                 piece = slice(bucket.start - group.start, bucket.stop - group.start)
                 slots = tuple(slot[piece] for slot in group.slots)
@@ -146,12 +144,6 @@ class DenseShard:
     def bucket_ids(self) -> tuple[int, ...]:
         """Ids of the owned buckets, ascending."""
         return tuple(bucket.id for bucket in self.buckets)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and slots, and of frozen values."""
-        pushed = sum(group.values.nbytes * (1 + len(group.slots)) for group in self._groups)
-        return pushed + self.frozen.nbytes
 
     @property
     def num_changes(self) -> int:

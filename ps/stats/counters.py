@@ -119,7 +119,7 @@ class Counters:
             self._staleness[min(staleness.bit_length(), NUM_STALENESS_BINS - 1)] += 1
 
     def count(self, worker: WorkerRank, **amounts: int) -> None:
-        """Add to `null_pushes`, `repeated` or `refused` of a worker."""
+        """Add to counters of a worker, by their names in WorkerStats."""
         with self._lock:
             self._count(worker, **amounts)
 

@@ -7,6 +7,7 @@ Threads: any. Lock order: `_names_lock`, then an acceptor's lock.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -52,8 +53,7 @@ class InprocAcceptor:
     def __init__(self, name: str) -> None:
         self.name = name
         self._waiting: deque[Stream] = deque()
-        # A semaphore: one to read per waiting stream.
-        self._arrived = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        self._arrived = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._closed = False
         with _names_lock:
@@ -64,16 +64,19 @@ class InprocAcceptor:
             _names[name] = self
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable while a stream waits."""
+        """Return the descriptor that is readable from a stream on until `accept` finds none."""
         return self._arrived
 
     def accept(self) -> Stream | None:
         """Return the next stream, None if no client waits."""
         with self._lock:
-            if not self._waiting:
-                return None
-            os.eventfd_read(self._arrived)
-            return self._waiting.popleft()
+            if self._waiting:
+                return self._waiting.popleft()
+            # Not once per stream: an interrupt may fall between a stream and its event.
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._arrived)
+            return None
 
     def offer(self, stream: Stream) -> bool:
         """Queue the server's end of a new pair; False when closed."""

@@ -211,12 +211,14 @@ class SocketStream:
 
     def peer_closed(self) -> bool:
         """See Stream."""
-        if self._shut:
-            with self._lock:  # until nothing can be sent any more, such as why a wait has ended
+        # A shutdown has ended, so nothing can be sent any more, such as why a wait has ended. And
+        # no other thread frees the descriptor meanwhile.
+        with self._lock:
+            if self._shut:
                 return True
-        poll = select.poll()
-        poll.register(self._sock.fileno(), select.POLLRDHUP)
-        return any(events & _CLOSED_EVENTS for _, events in poll.poll(0))
+            poll = select.poll()
+            poll.register(self._sock.fileno(), select.POLLRDHUP)
+            return any(events & _CLOSED_EVENTS for _, events in poll.poll(0))
 
     def shutdown(self) -> None:
         """See Stream."""

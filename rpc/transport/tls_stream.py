@@ -187,16 +187,19 @@ class TlsStream(RecordStream):
         try:
             while at < len(view):
                 # With a buffer it returns the number of bytes.
-                at += int(self._tls.read(len(view) - at, view[at:]))
+                count = int(self._tls.read(len(view) - at, view[at:]))
+                if not count:  # the peer has ended TLS; this side's streams end TCP alone
+                    break
+                at += count
                 self._peers_records_left -= 1  # a read returns bytes of one record
                 self._has_received = True
         except ssl.SSLWantReadError:
             self._may_have_bytes = False
-        except ssl.SSLZeroReturnError as error:
-            if not at:
-                raise PeerGone(f"{self.peer_address} closed the connection") from error
+            return at
         except ssl.SSLError as error:
             raise self._broken(error) from error
+        if not at:
+            raise PeerGone(f"{self.peer_address} closed the connection")
         return at
 
     def _broken(self, error: ssl.SSLError) -> RpcError:

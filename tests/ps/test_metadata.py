@@ -224,6 +224,14 @@ def test_their_number_and_size_are_bounded():
         large.check_room("more", "x" * MAX_ENTRY_BYTES)
 
 
+def test_letters_of_several_bytes_count_as_those():
+    kept, text = Metadata(), "é" * (MAX_ENTRY_BYTES // 2)
+    for number in range(15):
+        kept.put(f"n{number}", text)
+    with pytest.raises(PSSettingsError, match=f"the limit is {MAX_ALL_BYTES}"):
+        kept.check_room("more", text)
+
+
 def test_a_request_that_comes_again_changes_nothing_that_came_after_it():
     kept = Metadata()
     kept.put_once(1, 1, "n", '"first"')

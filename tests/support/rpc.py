@@ -207,6 +207,9 @@ class Bed:
         call.reply(b"first")
         call.reply(b"second")
 
+    def do_long_meta(self, call: Call) -> None:
+        call.reply(bytes(self.limits.max_meta_bytes + 1))
+
     def do_wait(self, call: Call) -> None:
         self.waiting.release()
         deadline = time.monotonic() + WAIT_S

@@ -28,7 +28,13 @@ from ps.checkpoint.lease import Lease
 from ps.checkpoint.reader import load_chain
 from ps.checkpoint.score import Score
 from ps.checkpoint.staging import Staging
-from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
+from ps.checkpoint.storage import (
+    OpenStorage,
+    Storage,
+    name_for_servers,
+    storage_at,
+    typed_errors,
+)
 from ps.checkpoint.writer import Base, Origin, abort, commit, keep_newest
 from ps.client.channel import check_is_number, server_wait_s
 from ps.errors import CheckpointError, PSSettingsError, RequestTimeout, client_closed
@@ -181,7 +187,8 @@ class Saver:
                 clock = _snapshot(servers, order, deadline_s, is_agreed=is_agreed)
                 _refuse_restarted(servers.generations, options.generations)
                 left_s = _left_s(deadline_s)
-                request = messages.Save(str(directory), save_id, server_wait_s(left_s))
+                name = name_for_servers(directory, storage)
+                request = messages.Save(name, save_id, server_wait_s(left_s))
                 answers = servers.ask(request, messages.Saved, timeout_s=left_s)
                 shards = [answer.shard for answer in answers]
                 manifest = _manifest_of(answers, (manifest, place.manifest), servers, deadline_s)

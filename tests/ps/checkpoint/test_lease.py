@@ -343,6 +343,15 @@ def test_a_directory_that_may_not_be_written_is_named(storage, tmp_path, monkeyp
         Lease(storage, "job").take()
 
 
+def test_a_disk_that_neither_has_nor_takes_the_lease_is_no_endless_attempt(storage, monkeypatch):
+    def exists_already(*_: object, **__: object) -> None:
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(storage, "put", exists_already)
+    with pytest.raises(CheckpointError, match=r"lease.json is neither there nor can be made: .*ex"):
+        Lease(storage, "a").take()
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMLINK])
 def test_a_disk_without_hard_links_still_creates_exclusively(
     tmp_path, storage, monkeypatch, number

@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -206,6 +208,65 @@ def test_servers_are_connected_to_at_the_same_time(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(channel, "connect", connect_with_others)
         assert [each.server for each in client.describe()] == [0, 1, 2]
         assert [each.path for each in client.link_stats()] == ["in process"] * 3
+
+
+def test_servers_in_another_order_than_their_ranks_are_refused():
+    with cluster(num_servers=2) as bed:
+        first, second = bed.endpoints
+        worker = Identity(Role.WORKER, 0)
+        with (
+            PSClient([second, first], bed.credentials, worker, num_workers=1) as client,
+            pytest.raises(PSSettingsError, match=r"ps:0 at .* is ps:1; give the endpoints"),
+        ):
+            client.describe()
+
+
+def test_a_client_that_was_never_attached_says_what_to_call_first():
+    with cluster() as bed, bed.client() as client:
+        with pytest.raises(ServerPhaseError, match=r"call seed\(\) or attach\(\) first"):
+            client.pull({})
+        with pytest.raises(ServerPhaseError, match=r"call seed\(\) or attach\(\) first"):
+            client.tables.lookup({"user": [1]})
+
+
+INTERRUPTED_PROGRAM = """
+import signal, threading
+from ps.client import channel
+from ps.client.client import PSClient
+from rpc import Credentials, Endpoint, Identity, Role
+
+begun, told = threading.Barrier(3), threading.Event()
+
+def connect(*_, **__):
+    begun.wait()
+    threading.Event().wait()
+
+def interrupt():
+    begun.wait()
+    while not told.wait(0.01):  # Python misses a signal that comes just before a wait
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+def once(*_):
+    if not told.is_set():
+        told.set()
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, once)
+channel.connect = connect
+threading.Thread(target=interrupt, daemon=True).start()
+endpoints = [Endpoint("127.0.0.1", port) for port in (1, 2)]
+client = PSClient(endpoints, Credentials.generate(), Identity(Role.WORKER, 0), num_workers=1)
+try:
+    client.describe()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_process_that_is_interrupted_while_it_connects_can_end():
+    command = [sys.executable, "-c", INTERRUPTED_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout == "interrupted\n"
 
 
 @pytest.mark.fault("F23")

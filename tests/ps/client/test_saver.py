@@ -27,6 +27,7 @@ from ps.checkpoint.score import Score
 from ps.checkpoint.storage import LocalStorage, Storage, storage_at
 from ps.checkpoint.writer import Base, Origin, Portion, abort, commit, write_shard
 from ps.client.client import PSClient
+from ps.client.saving import saver
 from ps.client.saving.saver import SaveOptions
 from ps.dense.shard import DenseShard
 from ps.errors import (
@@ -66,6 +67,30 @@ def seeded(manifest: Manifest, num_servers: int = 2) -> Iterator[tuple[Cluster, 
 
 def steps_in(root: Path) -> list[int]:
     return choice.steps_on_disk(storage_at(root))
+
+
+def test_a_name_that_is_no_path_goes_to_the_servers_as_it_is(tmp_path: Path):
+    opened = {"a": storage_at(tmp_path)}
+    with cluster("inproc", open_storage=lambda name: opened[str(name)]) as bed:
+        (client,) = bed.workers(make_manifest(), random_arrays(make_manifest(), 0))
+        client.save("a", 1)
+    assert steps_in(tmp_path) == [1]
+
+
+def test_a_save_from_a_signal_handler_leaves_the_one_under_way_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As before a preemption: it runs in the thread of the save that it interrupts."""
+
+    def interrupted(*arguments: Any, **settings: Any) -> str:
+        with pytest.raises(RequestTimeout, match="save by this client was under way for 0"):
+            client.save(tmp_path, 2, timeout_s=0.01)
+        return commit(*arguments, **settings)
+
+    with seeded(make_manifest(), num_servers=1) as (_, client):
+        monkeypatch.setattr(saver, "commit", interrupted)
+        client.save(tmp_path, 1)
+    assert steps_in(tmp_path) == [1]
 
 
 # ---- retention ----

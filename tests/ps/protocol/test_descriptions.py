@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ps.errors import ServerPhaseError
+from ps.errors import ManifestMismatch, PSError, RequestTimeout, ServerPhaseError
 from ps.protocol.descriptions import (
     are_filled,
+    check_serving,
     different_seeds,
     seeds_to_replace,
     updates_before,
@@ -80,3 +81,21 @@ def test_updates_before_a_seed_are_of_other_values_than_its_own(
     """Workers may push before the answers have come."""
     found = [msgspec.structs.replace(each, clock=3 + each.server) for each in described(*servers)]
     assert updates_before(found, 7) == num_updates
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"phase": "RESTORING"}, RequestTimeout, r"ps:1 still restores its parameters .* 9 s"),
+        ({"phase": "EMPTY"}, RequestTimeout, r"ps:1 is still EMPTY after 9 s; has the chief"),
+        ({"phase": "FAILED", "reason": "a full disk"}, ServerPhaseError, "FAILED: a full disk"),
+        ({"manifest_hash": "other"}, ManifestMismatch, r"different manifests: \['m', 'other'\]"),
+    ],
+)
+def test_who_attaches_hears_what_keeps_a_server_from_serving(
+    changes: dict[str, str], error: type[PSError], text: str
+):
+    first, second = described(RESTORED, RESTORED)
+    check_serving([first, second], 9.0)
+    with pytest.raises(error, match=text):
+        check_serving([first, msgspec.structs.replace(second, **changes)], 9.0)

@@ -34,3 +34,20 @@ def test_the_newest_stays_whatever_its_size():
     kept.keep("epoch/1", "b", 500)
     assert kept.get("epoch/0") is None
     assert kept.get("epoch/1") == "b"
+
+
+def test_what_a_series_has_given_up_no_longer_counts_for_it():
+    kept: KeptAnswers[str] = KeptAnswers(max_answers=100, max_bytes=100, max_keys=200)
+    for number in range(10):
+        kept.keep(f"epoch/{number}", str(number), 10)
+    kept.keep("validation/0", "a", 40)  # for four epochs
+    kept.keep("validation/1", "b", 40)  # 80 bytes are more than the 60 of epochs
+    assert [kept.get(f"epoch/{number}") for number in range(10)] == [None] * 4 + [*"456789"]
+    assert kept.get("validation/0") is None
+
+
+def test_keys_whose_answers_were_never_known_are_bounded_too():
+    kept: KeptAnswers[str] = KeptAnswers(max_answers=1, max_bytes=100, max_keys=3)
+    for number in range(5):
+        kept.forget(f"epoch/{number}")
+    assert [key for key, _ in kept] == ["epoch/2", "epoch/3", "epoch/4"]

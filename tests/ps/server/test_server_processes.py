@@ -135,6 +135,31 @@ STOPS_S = (0.02, 0.1, 0.19, 0.3, 0.6, 1.1)
 """How long a server is suspended: shorter and longer than the time between two looks."""
 
 
+@pytest.mark.parametrize("name", ["saved", "link/../saved"])
+def test_a_relative_directory_is_that_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """The servers have another working directory, which a save would leave its files in."""
+    manifest = make_manifest(rule=ADD)
+    work, below = tmp_path / "work", tmp_path / "disk" / "below"
+    work.mkdir()
+    below.mkdir(parents=True)
+    (work / "link").symlink_to(below)
+    monkeypatch.chdir(work)
+    with (
+        server_processes(tmp_path, 1, num_workers=1) as servers,
+        client_of(servers) as client,
+    ):
+        client.seed(manifest, filled(manifest, 3.0))
+        client.save(name, 1)
+    assert (work / name / "step-1").is_dir()
+    with (
+        server_processes(tmp_path, 1, num_workers=1) as servers,
+        client_of(servers) as client,
+    ):
+        assert client.restore(name) == 1
+
+
 @pytest.mark.fault("F11")
 def test_a_suspended_server_goes_on_with_its_parameters(tmp_path: Path):
     """After any suspension; a signal that came meanwhile ends it in order."""

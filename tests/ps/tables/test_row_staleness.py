@@ -64,6 +64,17 @@ def test_batches_that_nobody_pushes_for_are_forgotten(monkeypatch: pytest.Monkey
     assert made.forgotten == 1
 
 
+def test_a_batch_that_is_delivered_again_is_the_newest_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(deliveries, "MAX_OPEN", 3)
+    made = RowStaleness()
+    for start in (0, 1, 2, 0, 3):
+        made.delivered(A, IDS + start)
+    made.pushed(A, IDS + 1)
+    assert found(made) == {}
+    made.pushed(A, IDS)
+    assert found(made) == {0: 1}
+
+
 def test_many_workers_deliveries_are_all_known_until_their_pushes():
     made = RowStaleness()
     workers = [WorkerRank(rank) for rank in range(600)]

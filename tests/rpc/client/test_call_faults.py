@@ -17,9 +17,10 @@ from functools import partial
 import pytest
 
 from rpc.auth.handshake import Credentials, Identity, Role, Session
-from rpc.client.connection import Connection, connect
+from rpc.client.connection import Connection, connect, wait_any
 from rpc.endpoint import Endpoint
 from rpc.errors import (
+    BusyError,
     DeadlineExceeded,
     LimitExceeded,
     PeerGone,
@@ -318,6 +319,31 @@ def test_a_server_without_descriptors_serves_again_when_it_has_some():
             assert connection.call(b"", timeout_s=WAIT_S).meta == b"ok"
     finally:
         starved.end()
+
+
+def test_one_thread_at_a_time_waits_for_a_call():
+    with bed() as made, made.connect() as connection, made.connect() as another:
+        pending = connection.start(b"wait", timeout_s=WAIT_S)
+        other = another.start(b"wait", timeout_s=WAIT_S)
+        waiting = threading.Thread(target=pending.result, args=(WAIT_S,))
+        waiting.start()
+        wait_until(connection.driving.locked)
+        with pytest.raises(BusyError, match="another thread is waiting on this call"):
+            pending.result(0.0)
+        with pytest.raises(BusyError, match="another thread is waiting on one of these calls"):
+            wait_any([other, pending], 0.0)
+        made.gate.set()
+        waiting.join(WAIT_S)
+        assert pending.result(0.0).meta == b"waited"
+        assert other.result(WAIT_S).meta == b"waited", "it is free after the refusal"
+
+
+def test_an_answer_that_no_frame_takes_is_the_handlers_failure(caplog):
+    with bed(limits=Limits(max_meta_bytes=1024)) as made, made.connect() as connection:
+        with pytest.raises(RemoteError, match="internal: ValueError in the handler"):
+            connection.call(b"long_meta", timeout_s=WAIT_S)
+        assert connection.call(b"echo", timeout_s=WAIT_S).meta == b"done"
+    assert "reply meta has 1025 bytes, max_meta_bytes=1024" in caplog.text
 
 
 def test_one_dead_server_of_several_does_not_hide_the_others_replies(other):

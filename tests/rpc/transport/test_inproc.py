@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import threading
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from rpc.errors import PeerGone
 from rpc.transport.inproc import InprocAcceptor, dial_inproc, stream_pair
+from tests.support.rpc import bed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.socket
@@ -65,3 +67,39 @@ def test_a_stream_counts_as_closed_once_it_takes_no_more_bytes():
     ending.join(WAIT_S)
     left.close()
     right.close()
+
+
+def test_a_stream_that_another_thread_closes_can_be_asked_meanwhile():
+    """As a save asks whether the client of an earlier one is gone."""
+    left, right = stream_pair()
+    own = left._sock
+    closing = threading.Thread(target=left.close, daemon=True)
+
+    def fileno() -> int:
+        closing.start()
+        closing.join(0.05)
+        return own.fileno()
+
+    left._sock = SimpleNamespace(  # type: ignore[assignment]
+        fileno=fileno, shutdown=own.shutdown, close=own.close
+    )
+    assert not left.peer_closed()
+    closing.join(WAIT_S)
+    assert left.peer_closed()
+    right.close()
+
+
+def test_an_interrupt_while_one_dials_makes_no_later_client_wait(monkeypatch: pytest.MonkeyPatch):
+    """As in a notebook: else each client would be accepted when the next one comes."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with bed("inproc") as made:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "eventfd_write", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                made.connect()
+        for _ in range(3):
+            with made.connect() as connection:
+                assert connection.call(b"echo", timeout_s=WAIT_S).meta == b"done"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.auth.certificates import TlsCredentials
+from rpc.auth.certificates import TlsCredentials, data_name
 from rpc.auth.handshake import Credentials, Role
 from rpc.client.connection import Connection, connect
 from rpc.errors import AuthError, DeadlineExceeded, TransportError
@@ -280,6 +281,21 @@ class TestStrangers:
                 stranger.send(hello)
                 assert stranger.until_closed() == b""
             wait_until(lambda: made.listener.stats().refused == 1)
+
+    @pytest.mark.attack("A13")
+    def test_one_that_ends_tls_holds_up_nobody(self, served, tmp_path):
+        """As `openssl s_client` at its end: TLS's own goodbye, before any proof of the secret."""
+        context = raw_context(KEYS.good, KEYS.good.ca_pem, tmp_path, ssl.TLSVersion.TLSv1_3)
+        with (
+            socket.create_connection(address(served), timeout=WAIT_S) as plain,
+            context.wrap_socket(plain, server_hostname=data_name(CLUSTER)) as tls,
+        ):
+            assert len(tls.recv(64)) == NONCE_BYTES
+            with pytest.raises(ssl.SSLEOFError):  # the listener ends TCP alone
+                tls.unwrap()
+            wait_until(lambda: served.stats().refused == 1)
+        with come(served, KEYS.good) as connection:
+            assert connection.call(b"x", timeout_s=WAIT_S).meta == b"done"
 
     @pytest.mark.attack("A08")
     def test_an_endless_handshake_is_refused_before_it_takes_memory(self, served, caplog):
