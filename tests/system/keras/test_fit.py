@@ -919,6 +919,26 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
     assert cluster.pushes <= most_pushes
 
 
+@pytest.mark.parametrize(("place", "pushes"), [("on_epoch_end", 5), ("tenth batch", 10)])
+def test_frozen_weights_that_a_callback_changes_are_refused_by_the_next_step(
+    cluster, place, pushes
+):
+    """And not by what saves the model after the fit, whose result would be lost."""
+    target = keras.layers.Dense(20, trainable=False)
+    model = distribute(linear(keras.Sequential, target), cluster.contexts[0])
+
+    def move(number, logs):
+        if place == "on_epoch_end" or number == 9:
+            target.set_weights([value + 1 for value in target.get_weights()])
+
+    where = "on_epoch_end" if place == "on_epoch_end" else "on_train_batch_end"
+    moving = keras.callbacks.LambdaCallback(**{where: move})
+    options = {"batch_size": 64 if place == "on_epoch_end" else 8, "epochs": 2, "verbose": 0}
+    with pytest.raises(UnsupportedModel, match="which is not trained, was changed after"):
+        model.fit(X, Y, callbacks=[moving], **options)
+    assert cluster.pushes == pushes
+
+
 def test_values_that_a_callback_gives_to_a_layer_at_the_end_are_told(cluster, caplog):
     model = distribute(linear(keras.Sequential), cluster.contexts[0])
     giving = keras.callbacks.LambdaCallback(on_train_end=lambda logs: given_to_the_head(model))

@@ -123,6 +123,11 @@ class PSTrainer:
         return getattr(self.ctx, "is_local", False)
 
     @property
+    def _since(self) -> str:
+        """The call that bound the model to its servers, for messages."""
+        return "the first fit" if self.is_local else "ctx.distribute(model)"
+
+    @property
     def has_tables(self) -> bool:
         """Whether the model has Embeddings, whose rows the servers hold."""
         return bool(table_specs.embeddings_of(self.model))
@@ -226,7 +231,7 @@ class PSTrainer:
             clips_here=not self.settings.has_barrier,
             skips=self.settings.on_nonfinite == "skip",
         )
-        exchange = ParameterExchange(client, model, found, self.times)
+        exchange = ParameterExchange(client, model, found, self.times, since=self._since)
         tables = TableTraining(
             found.embeddings,
             step,
@@ -271,7 +276,7 @@ class PSTrainer:
 
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
-        since = "its first fit" if self.is_local else "ctx.distribute(model)"
+        since = self._since
         before, now = (
             (self.optimizer, *self._compiled),
             (self.model.optimizer, *_compiled(self.model)),
@@ -347,7 +352,7 @@ class PSTrainer:
         tables, exchange = self._attached.tables, self._attached.exchange
         if self._checked_calls < CHECKED_CALLS or exchange.writes.were_made:
             tables.check_rows()  # of a model that shares both, it names the layer
-            exchange.check_trained()
+            exchange.check_unchanged()
             if exchange.knows_values:
                 self._checked_calls += 1
                 exchange.writes.were_made = False

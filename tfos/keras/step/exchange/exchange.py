@@ -44,20 +44,30 @@ class ParameterExchange:
         model: the model.
         variables: the model's variables, in the servers' groups.
         times: clock that counts the waits for pulls.
+        since: call that bound the model to its servers, for messages.
 
     Attributes:
         steps: number of this worker's pushes that the servers have acknowledged.
         rows: number of rows in those, and in batches that are only accumulated so far.
         clock: number of the servers' updates that the local variables contain.
-        writes: whether the program has assigned variables that the next answer overwrites.
+        writes: whether the program has assigned trained or frozen variables.
     """
 
-    def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
+    def __init__(
+        self,
+        client: Any,
+        model: Any,
+        variables: Variables,
+        times: StepClock,
+        *,
+        since: str = "ctx.distribute(model)",
+    ) -> None:
         self._client = client
+        self._since = since
         self._variables = variables
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
-        self.writes = ProgramWrites(variables.trained)
+        self.writes = ProgramWrites([*variables.trained, *variables.held])
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
@@ -174,29 +184,20 @@ class ParameterExchange:
         """
         if path := self._frozen.changed():
             raise UnsupportedModel(
-                f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
+                f"{path!r}, which is not trained, was changed after {self._since}. "
                 "The parameter servers, their checkpoints and restarted workers keep the previous "
                 "values. Call adapt, load_weights, set_weights or assign before "
-                "ctx.distribute(model), or before the first fit of a model that has tables without "
-                f"a cluster. {MOVING_COPY}"
+                f"{self._since}. {MOVING_COPY}"
             )
-        self.check_trained()
-
-    def check_trained(self) -> None:
-        """Do as `check_unchanged`, but only for the variables that the next answer overwrites.
-
-        Raises:
-            UnsupportedModel: names a variable.
-        """
         if path := self.changed_here():
             raise UnsupportedModel(
-                f"{path!r} was changed after ctx.distribute(model), but only in this process; the "
-                "next answer of the parameter servers would overwrite it. load_weights or "
-                "set_weights of a layer or of a nested model, assign, and training another model "
-                "that shares the layer do not reach the servers. Set weights before "
-                "ctx.distribute(model), or call set_weights or load_weights of the whole model "
-                "(with tables, only before the first step). If another model was trained, rebuild "
-                "and compile this one: keras.Model(model.inputs, model.outputs)"
+                f"{path!r} was changed after {self._since}, but only in the model; the next answer "
+                "of the parameter servers would overwrite it. load_weights or set_weights of a "
+                "layer or of a nested model, assign, and training another model that shares the "
+                f"layer do not reach the servers. Set weights before {self._since}, or call "
+                "set_weights or load_weights of the whole model (with tables, only before the "
+                "first step). If another model was trained, rebuild and compile this one: "
+                "keras.Model(model.inputs, model.outputs)"
             )
 
     @property
