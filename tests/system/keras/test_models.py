@@ -83,6 +83,33 @@ def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
     np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
 
 
+class Counting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Draws and counts in each call, whether it trains or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(7)
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x + keras.random.normal(tf.shape(x), seed=self.seed)
+
+
+def test_an_unbuilt_model_is_built_without_a_draw_or_a_count(cluster):
+    def make():
+        return compiled(keras.Sequential([Counting(), keras.layers.Dense(2)]))
+
+    alone, model = make(), distribute(make(), cluster.contexts[0])
+    for each in (alone, model):
+        each.fit(X, Y, batch_size=64, verbose=0)
+    layer = model.layers[0]
+    assert layer.calls == 4.0
+    np.testing.assert_array_equal(layer.seed.state, alone.layers[0].seed.state)
+
+
 class Prompted(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Adds the sum of trained rows, of which a setting may leave none."""
 
