@@ -919,6 +919,44 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
     assert cluster.pushes <= most_pushes
 
 
+@pytest.mark.parametrize(
+    ("place", "consistency", "is_told"),
+    [
+        ("on_epoch_begin", "async", True),
+        pytest.param("on_epoch_end", "async", True, marks=pytest.mark.long),
+        ("on_epoch_begin", "sync", False),
+        ("", "async", False),
+    ],
+)
+def test_a_statistic_that_callbacks_set_is_told_where_servers_mix_it(
+    caplog, place, consistency, is_told
+):
+    """An annealed weight of a loss has another value than the program gave it, on all workers."""
+
+    def work(rank):
+        norm = keras.layers.BatchNormalization()
+        model = linear(keras.Sequential, norm)
+        distribute(model, cluster.contexts[rank], consistency=consistency)
+
+        def anneal(epoch, logs):
+            norm.moving_mean.assign(norm.moving_mean + epoch + 1)
+
+        def touch(epoch, logs):  # what callbacks may do
+            model.evaluate(X[:64], Y[:64], verbose=0)
+            model.set_weights([0.5 * value for value in model.get_weights()])
+
+        setting = keras.callbacks.LambdaCallback(**({place: anneal} if place else {}))
+        touching = keras.callbacks.LambdaCallback(on_epoch_begin=touch, on_epoch_end=touch)
+        callbacks = [setting if place else touching]
+        model.fit(X, Y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks)
+
+    with serving(num_workers=2) as cluster:
+        together(work, 2)
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(told) == 2 * is_told, "each worker says it once"
+    assert all("/moving_mean', which is not trained, was assigned between" in each for each in told)
+
+
 @pytest.mark.parametrize(("place", "pushes"), [("on_epoch_end", 5), ("tenth batch", 10)])
 def test_frozen_weights_that_a_callback_changes_are_refused_by_the_next_step(
     cluster, place, pushes

@@ -231,7 +231,10 @@ class PSTrainer:
             clips_here=not self.settings.has_barrier,
             skips=self.settings.on_nonfinite == "skip",
         )
-        exchange = ParameterExchange(client, model, found, self.times, since=self._since)
+        is_mixed = ctx.num_workers > 1 and not self.settings.has_barrier
+        exchange = ParameterExchange(
+            client, model, found, self.times, since=self._since, is_mixed=is_mixed
+        )
         tables = TableTraining(
             found.embeddings,
             step,
@@ -367,6 +370,7 @@ class PSTrainer:
         tables, exchange = attached.tables, attached.exchange
         self.workers.join()
         exchange.raise_failed()
+        exchange.statistics.tell_changed()
         with self.times.on("lookup"):
             # A batch that is only accumulated, or skipped, has not waited for a push.
             while batch.rows is not None and batch.rows.are_on_their_way and exchange.num_in_flight:

@@ -22,6 +22,7 @@ from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.exchange.pipeline import InFlight
 from tfos.keras.step.exchange.program_writes import ProgramWrites
 from tfos.keras.step.exchange.replica import Received, Replica
+from tfos.keras.step.exchange.set_statistics import SetStatistics
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
 from tfos.keras.step.variables import MOVING_COPY, Variables
@@ -45,12 +46,14 @@ class ParameterExchange:
         variables: the model's variables, in the servers' groups.
         times: clock that counts the waits for pulls.
         since: call that bound the model to its servers, for messages.
+        is_mixed: whether the servers mix the statistics of several workers as they come.
 
     Attributes:
         steps: number of this worker's pushes that the servers have acknowledged.
         rows: number of rows in those, and in batches that are only accumulated so far.
         clock: number of the servers' updates that the local variables contain.
         writes: whether the program has assigned trained or frozen variables.
+        statistics: whether it has assigned layers' statistics.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class ParameterExchange:
         times: StepClock,
         *,
         since: str = "ctx.distribute(model)",
+        is_mixed: bool = False,
     ) -> None:
         self._client = client
         self._since = since
@@ -68,6 +72,7 @@ class ParameterExchange:
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
         self.writes = ProgramWrites([*variables.trained, *variables.held])
+        self.statistics = SetStatistics(variables.statistics, is_mixed=is_mixed)
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
@@ -170,6 +175,7 @@ class ParameterExchange:
             self.clock = self._client.pull(received.arrays, timeout_s=timeout_s).clock
         self._replica.adopt(received, self.clock)
         self._replica.hold_copies()
+        self.statistics.hold()
         self._replica.give(received)
         if self._averages is not None:
             self._averages.pull(self._client, timeout_s)
@@ -212,6 +218,7 @@ class ParameterExchange:
     def forget_values(self) -> None:
         """Allow the variables to have the program's own values until the servers' next answer."""
         self._replica.forget_values()
+        self.statistics.let_go()
 
     def assign(self) -> None:
         """Put the model's current values on the servers, after all pushes."""
