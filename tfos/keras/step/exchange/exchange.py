@@ -10,6 +10,7 @@ Threads: the thread that trains; no locks. The pipeline's thread runs `_send` al
 from __future__ import annotations
 
 import functools
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,11 @@ from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.exchange.pipeline import InFlight
 from tfos.keras.step.exchange.program_writes import ProgramWrites
 from tfos.keras.step.exchange.replica import Received, Replica
-from tfos.keras.step.exchange.set_statistics import SetStatistics
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
 from tfos.keras.step.variables import MOVING_COPY, Variables
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,6 @@ class ParameterExchange:
         rows: number of rows in those, and in batches that are only accumulated so far.
         clock: number of the servers' updates that the local variables contain.
         writes: whether the program has assigned trained or frozen variables.
-        statistics: whether it has assigned layers' statistics.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class ParameterExchange:
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
         self.writes = ProgramWrites([*variables.trained, *variables.held])
-        self.statistics = SetStatistics(variables.statistics, is_mixed=is_mixed)
+        self._is_mixed = is_mixed
+        self._has_pulled = False
+        """Whether no step has begun since the last pull."""
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
@@ -137,9 +140,11 @@ class ParameterExchange:
         self._rows_waiting += rows
         self._batches_waiting += 1
         self.rows += rows
+        self._replica.forget_statistics()
 
     def skip(self) -> None:
         """Count a batch that no push contains: those before it may be in flight."""
+        self._replica.forget_statistics()
         if self.batches_under_way:
             self._batches_waiting += 1
 
@@ -175,7 +180,7 @@ class ParameterExchange:
             self.clock = self._client.pull(received.arrays, timeout_s=timeout_s).clock
         self._replica.adopt(received, self.clock)
         self._replica.hold_copies()
-        self.statistics.hold()
+        self._has_pulled = True
         self._replica.give(received)
         if self._averages is not None:
             self._averages.pull(self._client, timeout_s)
@@ -215,10 +220,31 @@ class ParameterExchange:
         """Return the path of a variable changed since its values came; empty: none is known."""
         return "" if self.keeps_averages else self._replica.changed_here()
 
+    def set_statistic(self) -> str:
+        """Return the path of a statistic that is not what was received; empty: none is known.
+
+        A layer changes its own in a step, but also when the program calls the model to train.
+        """
+        return self._replica.set_statistic()
+
+    def tell_mixed(self) -> None:
+        """Warn once of a statistic that the program has set: other workers' values are mixed in."""
+        has_pulled, self._has_pulled = self._has_pulled, False
+        if not (self._is_mixed and has_pulled and (path := self.set_statistic())):
+            return
+        self._is_mixed = False
+        logger.warning(
+            "%r, which is not trained, was changed between two steps. The servers keep a running "
+            "mean of what the workers have in such weights, so this value is mixed with the "
+            "previous ones and may never be reached. For a value that callbacks set on every "
+            "worker (an annealed weight of a loss), use a tf.Variable, which stays in its process, "
+            'or consistency="sync"',
+            path,
+        )
+
     def forget_values(self) -> None:
         """Allow the variables to have the program's own values until the servers' next answer."""
         self._replica.forget_values()
-        self.statistics.let_go()
 
     def assign(self) -> None:
         """Put the model's current values on the servers, after all pushes."""
