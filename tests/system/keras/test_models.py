@@ -83,31 +83,29 @@ def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
     np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
 
 
-class Counting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Draws and counts in each call, whether it trains or not."""
-
-    def __init__(self):
-        super().__init__()
-        self.seed = keras.random.SeedGenerator(7)
+class GivenInBuild(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Draws, derives and assigns first values when it is built."""
 
     def build(self, shape):
-        self.calls = self.add_weight(name="calls", initializer="zeros", trainable=False)
+        def make(initializer):
+            return self.add_weight(shape=(shape[-1],), initializer=initializer)
+
+        self.drawn = make(lambda shape, dtype: keras.random.normal(shape, dtype=dtype))
+        self.derived = make(lambda shape, dtype: tf.abs(self.drawn))
+        self.given = make("zeros")
+        self.given.assign(self.given + 2.0)
 
     def call(self, x):
-        self.calls.assign_add(1.0)
-        return x + keras.random.normal(tf.shape(x), seed=self.seed)
+        return x * self.drawn * self.derived * self.given
 
 
-def test_an_unbuilt_model_is_built_without_a_draw_or_a_count(cluster):
-    def make():
-        return compiled(keras.Sequential([Counting(), keras.layers.Dense(2)]))
-
-    alone, model = make(), distribute(make(), cluster.contexts[0])
-    for each in (alone, model):
-        each.fit(X, Y, batch_size=64, verbose=0)
-    layer = model.layers[0]
-    assert layer.calls == 4.0
-    np.testing.assert_array_equal(layer.seed.state, alone.layers[0].seed.state)
+def test_an_unbuilt_model_begins_with_what_its_build_computes_and_assigns(cluster):
+    layer = GivenInBuild()
+    model = compiled(keras.Sequential([layer, keras.layers.Dense(2)]), keras.optimizers.SGD(0.0))
+    distribute(model, cluster.contexts[0]).fit(X, Y, batch_size=64, verbose=0)
+    assert (layer.drawn.numpy() != 0).all()
+    np.testing.assert_array_equal(layer.derived, np.abs(layer.drawn.numpy()))
+    np.testing.assert_array_equal(layer.given, 2.0 * np.ones(20))
 
 
 class Prompted(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types

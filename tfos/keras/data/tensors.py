@@ -117,27 +117,19 @@ def _zeros_of(spec: Any) -> Any:
 
 
 def build(model: Any, described: bytes) -> None:
-    """Create the model's variables by a call on one row of zeros, unless it has them.
+    """Create the model's variables by calling it on one row of zeros, unless it has them.
 
-    As in Keras the call is traced and not run: no layer draws a number, or counts these zeros.
+    A trace would lose what a layer's build assigns, and fails where the first values of a weight
+    come from another variable (weight normalization, a SeedGenerator).
 
     Args:
         model: a Keras model.
         described: from `describe`, possibly on another worker.
     """
-    import tensorflow as tf
-
     if not is_built(model):
         zeros = _zeros(_decoder.decode(described))
-
-        def call() -> None:
-            model(zeros)
-
         with explained(model, zeros):
-            if model.run_eagerly:  # what its layers do may have no graph
-                call()
-            else:
-                tf.function(call, autograph=False).get_concrete_function()
+            model(zeros)
 
 
 def is_built(model: Any) -> bool:
