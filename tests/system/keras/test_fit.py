@@ -1002,6 +1002,19 @@ def test_statistics_that_are_counted_again_after_training_are_told_unless_the_se
     assert [sentence in text for text in told()] == [True]
 
 
+def test_statistics_of_a_step_in_flight_are_not_told_as_the_programs(cluster, caplog):
+    model = linear(keras.Sequential, keras.layers.BatchNormalization())
+    distribute(model, cluster.contexts[0], pipeline=2)
+
+    def look(batch, logs):
+        if batch == 0:
+            model.predict_on_batch(X)
+
+    looking = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    model.fit(X, Y, batch_size=64, epochs=2, verbose=0, callbacks=[looking])
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize(("place", "pushes"), [("on_epoch_end", 5), ("tenth batch", 10)])
 def test_frozen_weights_that_a_callback_changes_are_refused_by_the_next_step(
     cluster, place, pushes

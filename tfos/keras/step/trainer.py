@@ -371,7 +371,7 @@ class PSTrainer:
         tables, exchange = attached.tables, attached.exchange
         self.workers.join()
         exchange.raise_failed()
-        exchange.tell_mixed()
+        exchange.begin_step()
         with self.times.on("lookup"):
             # A batch that is only accumulated, or skipped, has not waited for a push.
             while batch.rows is not None and batch.rows.are_on_their_way and exchange.num_in_flight:

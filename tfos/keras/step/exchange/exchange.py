@@ -140,11 +140,9 @@ class ParameterExchange:
         self._rows_waiting += rows
         self._batches_waiting += 1
         self.rows += rows
-        self._replica.forget_statistics()
 
     def skip(self) -> None:
         """Count a batch that no push contains: those before it may be in flight."""
-        self._replica.forget_statistics()
         if self.batches_under_way:
             self._batches_waiting += 1
 
@@ -227,8 +225,12 @@ class ParameterExchange:
         """
         return self._replica.set_statistic()
 
-    def tell_mixed(self) -> None:
-        """Warn once of a statistic that the program has set: other workers' values are mixed in."""
+    def begin_step(self) -> None:
+        """Warn once of a statistic that the program has set, if other workers' are mixed in."""
+        self._tell_mixed()
+        self._replica.forget_statistics()  # the step changes them
+
+    def _tell_mixed(self) -> None:
         has_pulled, self._has_pulled = self._has_pulled, False
         if not (self._is_mixed and has_pulled and (path := self.set_statistic())):
             return
