@@ -118,7 +118,7 @@ def test_a_row_that_expires_between_its_lookup_and_its_push_begins_anew(clock, m
 @pytest.mark.parametrize("is_local", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_freezing_or_freeing_an_embedding_between_fits_is_refused(is_local):
     x, y = data(2 * BATCH)
-    since = "its first fit" if is_local else r"ctx\.distribute"
+    since = "the first fit" if is_local else r"ctx\.distribute"
     with serving() as cluster:
         for before in (True, False):
             model = user_model(trainable=before)
@@ -142,8 +142,20 @@ def test_a_model_of_this_process_that_is_compiled_again_is_told_what_may_change(
     model.optimizer.learning_rate = 0.1
     model.fit(x, y, batch_size=BATCH, verbose=0)
     model.compile("adagrad", "binary_crossentropy", jit_compile=False)
-    with pytest.raises(UnsupportedModel, match=r"again after its first fit.*learning_rate may be"):
+    with pytest.raises(UnsupportedModel, match=r"again after the first fit.*learning_rate may be"):
         model.fit(x, y, batch_size=BATCH, verbose=0)
+
+
+def test_a_layers_values_of_a_model_of_this_process_are_told_of_its_fit_and_not_of_a_cluster():
+    x, y = data(2 * BATCH)
+    model = user_model()
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    head = model.layers[-1]
+    head.set_weights([value + 1 for value in head.get_weights()])
+    told = r"' was changed after the first fit.*Set weights before the first fit"
+    with pytest.raises(UnsupportedModel, match=told) as refused:
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert "ctx" not in str(refused.value)
 
 
 class SomeLayers(keras.Model):  # type: ignore[misc]  # Keras has no types

@@ -919,6 +919,122 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
     assert cluster.pushes <= most_pushes
 
 
+@pytest.mark.parametrize(
+    ("place", "consistency", "is_told"),
+    [
+        ("on_epoch_begin", "async", True),
+        ("on_epoch_begin", "sync", False),
+        ("", "async", False),
+    ],
+)
+def test_a_statistic_that_callbacks_set_is_told_where_servers_mix_it(
+    caplog, place, consistency, is_told
+):
+    """An annealed weight of a loss has another value than the program gave it, on all workers."""
+
+    def work(rank):
+        norm = keras.layers.BatchNormalization()
+        model = linear(keras.Sequential, norm)
+        distribute(model, servers.contexts[rank], consistency=consistency)
+
+        def anneal(epoch, logs):
+            norm.moving_mean.assign(norm.moving_mean + epoch + 1)
+
+        def touch(epoch, logs):  # what callbacks may do
+            model.evaluate(X[:64], Y[:64], verbose=0)
+            model.set_weights([0.5 * value for value in model.get_weights()])
+
+        setting = keras.callbacks.LambdaCallback(**({place: anneal} if place else {}))
+        touching = keras.callbacks.LambdaCallback(on_epoch_begin=touch, on_epoch_end=touch)
+        callbacks = [setting if place else touching]
+        model.fit(X, Y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks)
+
+    with serving(num_workers=2) as servers:
+        together(work, 2)
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(told) == 2 * is_told, "each worker says it once"
+    assert all("/moving_mean', which is not trained, was changed between" in each for each in told)
+
+
+@pytest.mark.parametrize("place", ["on_train_end", "after fit", "own loop", "accumulating loop"])
+def test_statistics_that_are_counted_again_after_training_are_told_unless_the_servers_get_them(
+    cluster, caplog, place
+):
+    """As averaged weights need them: the next pull brings back those of the training."""
+    norm = keras.layers.BatchNormalization()
+    model = linear(keras.Sequential, norm)
+    if place == "accumulating loop":
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), model.loss)
+    distribute(model, cluster.contexts[0])
+    found = []
+
+    def count_again(logs=None):
+        model(X, training=True)
+        found.append(norm.moving_mean.numpy())
+
+    def train():
+        if "loop" in place:
+            for _ in range(3):
+                model.train_on_batch(X, Y)
+                model.predict_on_batch(X)
+            return
+        counting = keras.callbacks.LambdaCallback(on_train_end=count_again)
+        callbacks = [counting] if place == "on_train_end" else []
+        model.fit(
+            X, Y, batch_size=64, epochs=2, verbose=0, callbacks=callbacks, validation_split=0.2
+        )
+
+    def told():
+        return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+    train()
+    if place != "on_train_end":
+        assert not told()
+        count_again()
+        model.set_weights(model.get_weights())
+        model.predict(X, verbose=0)
+        np.testing.assert_array_equal(norm.moving_mean, found[-1])
+        assert not told()
+        count_again()
+    model.predict(X, verbose=0)
+    assert not np.array_equal(norm.moving_mean, found[-1])
+    sentence = f"{norm.moving_mean.path!r}, which is not trained, was changed outside"
+    assert [sentence in text for text in told()] == [True]
+
+
+def test_statistics_of_a_step_in_flight_are_not_told_as_the_programs(cluster, caplog):
+    model = linear(keras.Sequential, keras.layers.BatchNormalization())
+    distribute(model, cluster.contexts[0], pipeline=2)
+
+    def look(batch, logs):
+        if batch == 0:
+            model.predict_on_batch(X)
+
+    looking = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    model.fit(X, Y, batch_size=64, epochs=2, verbose=0, callbacks=[looking])
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(("place", "pushes"), [("on_epoch_end", 5), ("tenth batch", 10)])
+def test_frozen_weights_that_a_callback_changes_are_refused_by_the_next_step(
+    cluster, place, pushes
+):
+    """And not by what saves the model after the fit, whose result would be lost."""
+    target = keras.layers.Dense(20, trainable=False)
+    model = distribute(linear(keras.Sequential, target), cluster.contexts[0])
+
+    def move(number, logs):
+        if place == "on_epoch_end" or number == 9:
+            target.set_weights([value + 1 for value in target.get_weights()])
+
+    where = "on_epoch_end" if place == "on_epoch_end" else "on_train_batch_end"
+    moving = keras.callbacks.LambdaCallback(**{where: move})
+    options = {"batch_size": 64 if place == "on_epoch_end" else 8, "epochs": 2, "verbose": 0}
+    with pytest.raises(UnsupportedModel, match="which is not trained, was changed after"):
+        model.fit(X, Y, callbacks=[moving], **options)
+    assert cluster.pushes == pushes
+
+
 def test_values_that_a_callback_gives_to_a_layer_at_the_end_are_told(cluster, caplog):
     model = distribute(linear(keras.Sequential), cluster.contexts[0])
     giving = keras.callbacks.LambdaCallback(on_train_end=lambda logs: given_to_the_head(model))

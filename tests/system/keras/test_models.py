@@ -83,6 +83,31 @@ def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
     np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
 
 
+class GivenInBuild(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Draws, derives and assigns first values when it is built."""
+
+    def build(self, shape):
+        def make(initializer):
+            return self.add_weight(shape=(shape[-1],), initializer=initializer)
+
+        self.drawn = make(lambda shape, dtype: keras.random.normal(shape, dtype=dtype))
+        self.derived = make(lambda shape, dtype: tf.abs(self.drawn))
+        self.given = make("zeros")
+        self.given.assign(self.given + 2.0)
+
+    def call(self, x):
+        return x * self.drawn * self.derived * self.given
+
+
+def test_an_unbuilt_model_begins_with_what_its_build_computes_and_assigns(cluster):
+    layer = GivenInBuild()
+    model = compiled(keras.Sequential([layer, keras.layers.Dense(2)]), keras.optimizers.SGD(0.0))
+    distribute(model, cluster.contexts[0]).fit(X, Y, batch_size=64, verbose=0)
+    assert (layer.drawn.numpy() != 0).all()
+    np.testing.assert_array_equal(layer.derived, np.abs(layer.drawn.numpy()))
+    np.testing.assert_array_equal(layer.given, 2.0 * np.ones(20))
+
+
 class Prompted(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Adds the sum of trained rows, of which a setting may leave none."""
 

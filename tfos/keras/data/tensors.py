@@ -119,6 +119,9 @@ def _zeros_of(spec: Any) -> Any:
 def build(model: Any, described: bytes) -> None:
     """Create the model's variables by calling it on one row of zeros, unless it has them.
 
+    A trace would lose what a layer's build assigns, and fails where the first values of a weight
+    come from another variable (weight normalization, a SeedGenerator).
+
     Args:
         model: a Keras model.
         described: from `describe`, possibly on another worker.

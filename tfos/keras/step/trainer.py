@@ -49,6 +49,7 @@ BARRIER_TIMEOUT_S = 600.0
 CHECKED_CALLS = 2
 """Number of calls that are checked in any case. It covers what happens before each step; a check
 reads every variable."""
+_KEPT = ". To keep it, call model.set_weights(model.get_weights()) after the change, on the chief"
 _WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
@@ -113,7 +114,7 @@ class PSTrainer:
         """Whether a step or a fit was aborted, so that the servers may have newer values."""
         self._updates_found = 0
         """Number of the servers' updates before this process; 0 once an epoch has ended here."""
-        self._has_told_kept = False
+        self._has_told_kept = self._has_told_statistic = False
         self._checked_calls = 0
         """Number of training calls in this epoch, or after a fit, that compared values first."""
 
@@ -121,6 +122,11 @@ class PSTrainer:
     def is_local(self) -> bool:
         """Whether the servers are in this process, for this model alone."""
         return getattr(self.ctx, "is_local", False)
+
+    @property
+    def _since(self) -> str:
+        """The call that bound the model to its servers, for messages."""
+        return "the first fit" if self.is_local else "ctx.distribute(model)"
 
     @property
     def has_tables(self) -> bool:
@@ -226,7 +232,10 @@ class PSTrainer:
             clips_here=not self.settings.has_barrier,
             skips=self.settings.on_nonfinite == "skip",
         )
-        exchange = ParameterExchange(client, model, found, self.times)
+        is_mixed = ctx.num_workers > 1 and not self.settings.has_barrier
+        exchange = ParameterExchange(
+            client, model, found, self.times, since=self._since, is_mixed=is_mixed
+        )
         tables = TableTraining(
             found.embeddings,
             step,
@@ -271,7 +280,7 @@ class PSTrainer:
 
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
-        since = "its first fit" if self.is_local else "ctx.distribute(model)"
+        since = self._since
         before, now = (
             (self.optimizer, *self._compiled),
             (self.model.optimizer, *_compiled(self.model)),
@@ -347,7 +356,7 @@ class PSTrainer:
         tables, exchange = self._attached.tables, self._attached.exchange
         if self._checked_calls < CHECKED_CALLS or exchange.writes.were_made:
             tables.check_rows()  # of a model that shares both, it names the layer
-            exchange.check_trained()
+            exchange.check_unchanged()
             if exchange.knows_values:
                 self._checked_calls += 1
                 exchange.writes.were_made = False
@@ -362,6 +371,7 @@ class PSTrainer:
         tables, exchange = attached.tables, attached.exchange
         self.workers.join()
         exchange.raise_failed()
+        exchange.begin_step()
         with self.times.on("lookup"):
             # A batch that is only accumulated, or skipped, has not waited for a push.
             while batch.rows is not None and batch.rows.are_on_their_way and exchange.num_in_flight:
@@ -503,6 +513,7 @@ class PSTrainer:
         if self.is_between_epochs or self.fits_elsewhere:
             return
         if self.attached:
+            self._tell_set_statistic()
             self.pull()
         elif not self.attach_if_filled(x) and not isinstance(x, BatchDataset):  # it has no rows
             told = (
@@ -611,6 +622,7 @@ class PSTrainer:
 
         An error would fail a training whose values the servers have.
         """
+        self._tell_set_statistic()
         if self._attached is not None and (path := self._attached.exchange.changed_here()):
             logger.warning(
                 "%r has other values at the end of fit than on the parameter servers, because a "
@@ -619,6 +631,20 @@ class PSTrainer:
                 path,
                 "" if self.has_trained_rows else _WHOLE_MODEL,
             )
+
+    def _tell_set_statistic(self) -> None:
+        """Warn once of a statistic that the program has changed: a pull is about to replace it."""
+        exchange = None if self._attached is None else self._attached.exchange
+        if self._has_told_statistic or exchange is None or not (path := exchange.set_statistic()):
+            return
+        self._has_told_statistic = True
+        logger.warning(
+            "%r, which is not trained, was changed outside of a step, as a call of the model with "
+            "training=True changes the statistics of BatchNormalization. It does not reach the "
+            "servers, and the model takes the servers' values%s",
+            path,
+            "" if self.has_trained_rows else _KEPT,
+        )
 
     def end_epoch(self) -> None:
         """Note that what the program sets from now on belongs to its own training."""

@@ -169,6 +169,11 @@ class Variables:
         return [variable for group in self.trainable for variable in group.variables]
 
     @property
+    def held(self) -> list[Any]:
+        """The variables that no step changes."""
+        return [variable for group in self.frozen for variable in group.variables]
+
+    @property
     def statistics(self) -> tuple[VariableGroup, ...]:
         """The groups whose values are pushed."""
         return tuple(group for group in self.groups if not group.trainable)

@@ -10,6 +10,7 @@ Threads: the thread that trains; no locks. The pipeline's thread runs `_send` al
 from __future__ import annotations
 
 import functools
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from tfos.keras.step.exchange.replica import Received, Replica
 from tfos.keras.step.step_clock import StepClock
 from tfos.keras.step.table_specs import naming_layers
 from tfos.keras.step.variables import MOVING_COPY, Variables
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +47,35 @@ class ParameterExchange:
         model: the model.
         variables: the model's variables, in the servers' groups.
         times: clock that counts the waits for pulls.
+        since: call that bound the model to its servers, for messages.
+        is_mixed: whether the servers mix the statistics of several workers as they come.
 
     Attributes:
         steps: number of this worker's pushes that the servers have acknowledged.
         rows: number of rows in those, and in batches that are only accumulated so far.
         clock: number of the servers' updates that the local variables contain.
-        writes: whether the program has assigned variables that the next answer overwrites.
+        writes: whether the program has assigned trained or frozen variables.
     """
 
-    def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
+    def __init__(
+        self,
+        client: Any,
+        model: Any,
+        variables: Variables,
+        times: StepClock,
+        *,
+        since: str = "ctx.distribute(model)",
+        is_mixed: bool = False,
+    ) -> None:
         self._client = client
+        self._since = since
         self._variables = variables
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
-        self.writes = ProgramWrites(variables.trained)
+        self.writes = ProgramWrites([*variables.trained, *variables.held])
+        self._is_mixed = is_mixed
+        self._has_pulled = False
+        """Whether no step has begun since the last pull."""
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
@@ -160,6 +178,7 @@ class ParameterExchange:
             self.clock = self._client.pull(received.arrays, timeout_s=timeout_s).clock
         self._replica.adopt(received, self.clock)
         self._replica.hold_copies()
+        self._has_pulled = True
         self._replica.give(received)
         if self._averages is not None:
             self._averages.pull(self._client, timeout_s)
@@ -174,29 +193,20 @@ class ParameterExchange:
         """
         if path := self._frozen.changed():
             raise UnsupportedModel(
-                f"{path!r}, which is not trained, was changed after ctx.distribute(model). "
+                f"{path!r}, which is not trained, was changed after {self._since}. "
                 "The parameter servers, their checkpoints and restarted workers keep the previous "
                 "values. Call adapt, load_weights, set_weights or assign before "
-                "ctx.distribute(model), or before the first fit of a model that has tables without "
-                f"a cluster. {MOVING_COPY}"
+                f"{self._since}. {MOVING_COPY}"
             )
-        self.check_trained()
-
-    def check_trained(self) -> None:
-        """Do as `check_unchanged`, but only for the variables that the next answer overwrites.
-
-        Raises:
-            UnsupportedModel: names a variable.
-        """
         if path := self.changed_here():
             raise UnsupportedModel(
-                f"{path!r} was changed after ctx.distribute(model), but only in this process; the "
-                "next answer of the parameter servers would overwrite it. load_weights or "
-                "set_weights of a layer or of a nested model, assign, and training another model "
-                "that shares the layer do not reach the servers. Set weights before "
-                "ctx.distribute(model), or call set_weights or load_weights of the whole model "
-                "(with tables, only before the first step). If another model was trained, rebuild "
-                "and compile this one: keras.Model(model.inputs, model.outputs)"
+                f"{path!r} was changed after {self._since}, but only in the model; the next answer "
+                "of the parameter servers would overwrite it. load_weights or set_weights of a "
+                "layer or of a nested model, assign, and training another model that shares the "
+                f"layer do not reach the servers. Set weights before {self._since}, or call "
+                "set_weights or load_weights of the whole model (with tables, only before the "
+                "first step). If another model was trained, rebuild and compile this one: "
+                "keras.Model(model.inputs, model.outputs)"
             )
 
     @property
@@ -207,6 +217,32 @@ class ParameterExchange:
     def changed_here(self) -> str:
         """Return the path of a variable changed since its values came; empty: none is known."""
         return "" if self.keeps_averages else self._replica.changed_here()
+
+    def set_statistic(self) -> str:
+        """Return the path of a statistic that is not what was received; empty: none is known.
+
+        A layer changes its own in a step, but also when the program calls the model to train.
+        """
+        return self._replica.set_statistic()
+
+    def begin_step(self) -> None:
+        """Warn once of a statistic that the program has set, if other workers' are mixed in."""
+        self._tell_mixed()
+        self._replica.forget_statistics()  # the step changes them
+
+    def _tell_mixed(self) -> None:
+        has_pulled, self._has_pulled = self._has_pulled, False
+        if not (self._is_mixed and has_pulled and (path := self.set_statistic())):
+            return
+        self._is_mixed = False
+        logger.warning(
+            "%r, which is not trained, was changed between two steps. The servers keep a running "
+            "mean of what the workers have in such weights, so this value is mixed with the "
+            "previous ones and may never be reached. For a value that callbacks set on every "
+            "worker (an annealed weight of a loss), use a tf.Variable, which stays in its process, "
+            'or consistency="sync"',
+            path,
+        )
 
     def forget_values(self) -> None:
         """Allow the variables to have the program's own values until the servers' next answer."""

@@ -1,4 +1,4 @@
-"""Whether the program has assigned trained variables, told without reading a value.
+"""Whether the program has assigned weights that no step assigns, told without reading a value.
 
 Covers: `assign`, `assign_add`, `assign_sub` of Keras' variables, and what calls these, such as
 `set_weights` of a layer.
@@ -21,7 +21,7 @@ class ProgramWrites:
     """Notes assignments to variables, from now on.
 
     Args:
-        variables: trained variables. Of several models that share one, the newest is told.
+        variables: trained and frozen ones. Of several models that share one, the newest is told.
     """
 
     def __init__(self, variables: Iterable[Any]) -> None:

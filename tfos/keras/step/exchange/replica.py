@@ -110,6 +110,8 @@ class Replica:
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
         self._adopted: Received | None = None
+        self._statistics: Received | None = None
+        """Values that the layers' statistics have; None: they have moved on."""
         self._copies: dict[int, Any] = {}
         """Tensors over the memory of variables that hold received values in memory of their own, by
         variable. Writing a variable gives it other memory while somebody holds the old one."""
@@ -154,9 +156,25 @@ class Replica:
                 if address(own) != flat[part].ctypes.data:
                     yield variable, flat[part], own
 
+    def set_statistic(self) -> str:
+        """Return the path of a statistic that has another value than received; empty: none."""
+        for group in self._groups:
+            if group.trainable or self._statistics is None:
+                continue
+            flat = self._statistics.arrays[group.name]
+            for variable, part in group.ranges:
+                dtype = variable.value.dtype.as_numpy_dtype
+                if not np.array_equal(raw_bytes(read(variable)), raw_bytes(flat[part], dtype)):
+                    return str(variable.path)
+        return ""
+
+    def forget_statistics(self) -> None:
+        """Stop comparing the statistics, which a step has changed, until the next values come."""
+        self._statistics = None
+
     def forget_values(self) -> None:
         """Stop comparing the variables with what was received, until the next values come."""
-        self._adopted = None
+        self._adopted = self._statistics = None
         self._copies.clear()
 
     def take(self) -> Received:
@@ -193,6 +211,7 @@ class Replica:
             else:
                 assignment.share(received.export(group.name))
         self._adopted = received
+        self._statistics = received if statistics else None
         self.count(iterations)
 
     def count(self, iterations: int) -> None:
