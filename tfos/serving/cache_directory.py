@@ -169,8 +169,11 @@ def no_room(directory: Path, nbytes: int) -> ExportError:
         nbytes: bytes that the index takes.
     """
     free = shutil.disk_usage(directory).free
+    why = "but only"
+    if free >= nbytes:  # as df says, which knows neither quotas nor the number of files
+        why = "which a quota or the number of files (df -i) may not allow, though"
     return ExportError(
-        f"the index takes {nbytes / 1e6:.1f} MB in {directory}, but only {free / 1e6:.1f} MB are "
+        f"the index takes {nbytes / 1e6:.1f} MB in {directory}, {why} {free / 1e6:.1f} MB are "
         "free. Remove old indexes there, or give load() a cache_dir on another disk"
     )
 

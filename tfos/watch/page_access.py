@@ -46,8 +46,8 @@ class PageAccess:
         host = headers.get("host", "")
         if not self._is_known(host_name(host)):
             return HTTPStatus.FORBIDDEN, (
-                "this page does not know the requested host name; use 127.0.0.1, or "
-                "name a proxy's in page_hosts of reserve()"
+                "this page does not know the requested host name; use the one in "
+                "cluster.page_url() or `tfos page`, or name this one in page_hosts of reserve()"
             )
         acts = method not in ("GET", "HEAD")
         if not self._knows_token(query, headers, in_header=acts):

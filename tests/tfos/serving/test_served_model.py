@@ -190,11 +190,11 @@ def test_a_full_disk_is_a_sentence(tmp_path, cache, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(index_files._TableBuilder, "write", full)
-    with pytest.raises(ExportError, match=r"takes [\d.]+ MB in .*MB are free. Remove old indexes"):
+    with pytest.raises(ExportError, match=r"quota or .*df -i.*MB are free. Remove old indexes"):
         serve(tmp_path / "e", cache)
     assert not [each for each in cache.iterdir() if each.is_dir()]
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
-    with pytest.raises(ExportError, match=r"only 0\.0 MB are free"):
+    with pytest.raises(ExportError, match=r"takes [\d.]+ MB in .*, but only 0\.0 MB are free"):
         serve(tmp_path / "e", cache)
 
 

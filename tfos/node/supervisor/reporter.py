@@ -36,6 +36,8 @@ _REACH_DRIVER = (
 _RETRY_S = 0.5
 _LAST_LINES_S = 3.0
 """Seconds for the last lines of output, however long the last events are offered."""
+_CLOSE_S = 3.0
+"""Seconds to close the connection: gRPC waits for its threads, some of which may never start."""
 _MOST_FAILURES_S = 10.0
 """How long the driver may fail to handle an event before this node gives up."""
 
@@ -153,7 +155,14 @@ class Reporter:
             if thread.ident is not None:
                 thread.join(max(0.0, min(most_s, by_s - time.monotonic())))
         if self._is_connected.is_set():
-            self._client.close()
+            self._close_client()
+
+    def _close_client(self) -> None:
+        """Close the connection; without a thread for that, the end of this process does."""
+        closing = threading.Thread(target=self._client.close, name="tfos-close", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads on this host
+            closing.start()
+            closing.join(_CLOSE_S)
 
     def _run(self) -> None:
         try:

@@ -324,6 +324,32 @@ def test_a_driver_that_cannot_handle_a_registration_is_not_told_as_one_out_of_re
     each.finish(WAIT_S)
 
 
+class DriverThatIsNotLeft(PlayedDriver):
+    """Where gRPC's pool can start no thread, the channel is never closed."""
+
+    def __init__(self) -> None:
+        super().__init__("all")
+        self.asked_to_close, self.may_close = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        self.asked_to_close.set()
+        self.may_close.wait(WAIT_S)
+
+
+def test_a_connection_that_does_not_close_keeps_no_node(monkeypatch):
+    monkeypatch.setattr("tfos.node.supervisor.reporter._CLOSE_S", 0.1)
+    driver = DriverThatIsNotLeft()
+    each = reporter(lambda: driver, queue.SimpleQueue())
+    each.start()
+    ending = threading.Thread(target=each.finish, args=(WAIT_S,))
+    ending.start()
+    assert driver.asked_to_close.wait(WAIT_S)
+    ending.join(WAIT_S / 4)
+    has_ended = not ending.is_alive()
+    driver.may_close.set()
+    assert has_ended
+
+
 class DriverThatTakesNoLines(PlayedDriver):
     """Its standard error is full: a call with lines is never answered."""
 
