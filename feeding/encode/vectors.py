@@ -172,12 +172,9 @@ def _numpy_numbers(out: Collector, values: Values, name: str) -> tuple[str, Arra
     kinds = _check_numbers(out, values, name)
     numbers = list(itertools.chain.from_iterable(values))
     flat = np.array(numbers)
-    if flat.dtype.kind in "fO" and _are_ints(kinds):  # numpy's uint64 beside others
-        _check_held(out, values, name, "int64")
-        flat = np.array(numbers, np.int64)
-    elif flat.dtype.kind == "O":  # an int of more than 64 bits beside floats
-        _check_held(out, values, name, "float64")
-        flat = np.array(numbers, np.float64)
+    if flat.dtype.kind in "fO" and (dtype := _dtype_for(flat, kinds)):
+        _check_held(out, values, name, dtype)
+        flat = np.array(numbers, dtype)
     check_ints(out, flat, values, name)
     return flat.dtype.name, flat
 
@@ -196,12 +193,9 @@ def _nested(out: Collector, values: Values, name: str) -> None:
     stacked = np.array(values)
     if stacked.size and _may_differ(stacked, _items(values[0], stacked.ndim - 2)):
         rows = [_items(value, stacked.ndim - 2) for value in values]
-        if _are_ints(_check_numbers(out, rows, name)):
-            _check_held(out, rows, name, "int64")
-            stacked = np.array(values, np.int64)
-        elif stacked.dtype.kind == "O":  # an int of more than 64 bits beside floats
-            _check_held(out, rows, name, "float64")
-            stacked = np.array(values, np.float64)
+        if dtype := _dtype_for(stacked, _check_numbers(out, rows, name)):
+            _check_held(out, rows, name, dtype)
+            stacked = np.array(values, dtype)
     check_ints(out, stacked, values, name, stacked.ndim - 1)
     spec = ColumnSpec(name, "tensor", "list", stacked.dtype.name, stacked.shape[1:])
     out.add(spec, _narrow(stacked) if stacked.dtype == np.int64 else stacked)
@@ -242,6 +236,13 @@ def _check_numbers(out: Collector, values: Values, name: str) -> set[type]:
 def _are_ints(kinds: set[type]) -> bool:
     """Return whether all are types of ints or bools."""
     return all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds)
+
+
+def _dtype_for(array: Array, kinds: set[type]) -> str:
+    """Return what numbers become that numpy has made `array` of; empty: they stay as they are."""
+    if _are_ints(kinds):  # such as numpy's uint64 beside others
+        return "int64"
+    return "float64" if array.dtype.kind == "O" else ""  # an int of more than 64 bits beside floats
 
 
 def _check_held(out: Collector, values: Values, name: str, dtype: str) -> None:
