@@ -72,7 +72,7 @@ def servers():
 @pytest.fixture
 def exchange(model, servers):
     found = variables.collect(model, model.optimizer)
-    exchange = ParameterExchange(servers, model, found, StepClock())
+    exchange = ParameterExchange(servers, model, found, StepClock(), since="ctx.distribute(model)")
     yield exchange
     exchange.forget()
 
@@ -103,7 +103,11 @@ def frozen_exchange(backbone, servers):
     model = keras.Sequential([keras.Input((2,)), backbone, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     exchange = ParameterExchange(
-        servers, model, variables.collect(model, model.optimizer), StepClock()
+        servers,
+        model,
+        variables.collect(model, model.optimizer),
+        StepClock(),
+        since="ctx.distribute(model)",
     )
     yield exchange
     exchange.forget()

@@ -64,7 +64,7 @@ class ParameterExchange:
         variables: Variables,
         times: StepClock,
         *,
-        since: str = "ctx.distribute(model)",
+        since: str,
         is_mixed: bool = False,
     ) -> None:
         self._client = client
@@ -73,7 +73,8 @@ class ParameterExchange:
         self._times = times
         self._replica = Replica(variables.groups, model.optimizer)
         self.writes = ProgramWrites([*variables.trained, *variables.held])
-        self._is_mixed = is_mixed
+        self._tells_mixed = is_mixed
+        """Whether a mixed statistic is still to be told."""
         self._has_pulled = False
         """Whether no step has begun since the last pull."""
         keeps_averages = optimizers.keeps_averages(model.optimizer)
@@ -232,9 +233,9 @@ class ParameterExchange:
 
     def _tell_mixed(self) -> None:
         has_pulled, self._has_pulled = self._has_pulled, False
-        if not (self._is_mixed and has_pulled and (path := self.set_statistic())):
+        if not (self._tells_mixed and has_pulled and (path := self.set_statistic())):
             return
-        self._is_mixed = False
+        self._tells_mixed = False
         logger.warning(
             "%r, which is not trained, was changed between two steps. The servers keep a running "
             "mean of what the workers have in such weights, so this value is mixed with the "

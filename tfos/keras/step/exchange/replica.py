@@ -135,8 +135,7 @@ class Replica:
             held = self._copies.get(id(variable))
             if held is not None and address(held) == address(own):
                 continue
-            dtype = variable.value.dtype.as_numpy_dtype
-            if not np.array_equal(raw_bytes(own), raw_bytes(received, dtype)):
+            if not _are_equal(own, received):
                 return str(variable.path)
             self._copies[id(variable)] = own
         return ""
@@ -163,8 +162,7 @@ class Replica:
                 continue
             flat = self._statistics.arrays[group.name]
             for variable, part in group.ranges:
-                dtype = variable.value.dtype.as_numpy_dtype
-                if not np.array_equal(raw_bytes(read(variable)), raw_bytes(flat[part], dtype)):
+                if not _are_equal(read(variable), flat[part]):
                     return str(variable.path)
         return ""
 
@@ -223,3 +221,8 @@ class Replica:
             count += int(self._iterations) % self._batches_per_update
         value = np.array(count, self._iterations.dtype.as_numpy_dtype)
         tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
+
+
+def _are_equal(own: Any, received: Array) -> bool:
+    """Whether a variable's tensor has exactly the received values."""
+    return np.array_equal(raw_bytes(own), raw_bytes(received, own.dtype.as_numpy_dtype))
