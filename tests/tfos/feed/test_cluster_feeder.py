@@ -330,6 +330,19 @@ def test_workers_wait_for_no_validation_that_a_call_has_announced_and_does_not_f
     assert fed_epochs == [("input", 1), (VALIDATION_FEED, 1)]
 
 
+def test_a_call_that_is_interrupted_before_its_first_row_leaves_no_validation_open():
+    """No order ends its epoch, so workers would read no row of the next one before its end."""
+    played = GoesOn()
+    request = dataclasses.replace(REQUEST, validation=REQUEST.data)
+    made = jobs(played, played.feed)
+    with pytest.raises(FeedJobError, match="epoch 1 of 'input' was interrupted"):
+        made.train(request, lambda: True)
+    assert not [each for each in played.batch_orders if isinstance(each, messages.Flush)]
+    made.train(request)
+    fed_epochs = [(task.feed, task.epoch) for task in played.tasks]
+    assert fed_epochs == [("input", 0), (VALIDATION_FEED, 0)]
+
+
 @pytest.mark.parametrize("validation", [None, REQUEST.data], ids=["rows", "validation"])
 def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(validation):
     """Its end would never be ordered, and workers read no row of an epoch behind it."""
