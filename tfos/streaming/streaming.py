@@ -394,7 +394,7 @@ class Streams:
         if not came:
             doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
             raise FeedJobError(
-                f"the chief {doing} within {limit_s:.0f} s: look at the log of worker:0. Where "
+                f"the chief {doing} within {limit_s:.0f} s: look at its log. Where "
                 "saves or a restore take that long, raise Checkpoints(timeout_s=...)"
             )
         return self._answer(feed, number)
