@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
+from feeding.sender.shuffle import Shuffle
 from feeding.sender.task import FeedReport, FeedTask
 from feeding.sender.worker_link import LostWorker, process_key
 from rpc.auth.handshake import Credentials
@@ -25,6 +26,7 @@ from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.epoch import EpochFeed
 from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
 from tfos.feed.request import FeedRequest
@@ -330,22 +332,9 @@ def test_workers_wait_for_no_validation_that_a_call_has_announced_and_does_not_f
     assert fed_epochs == [("input", 1), (VALIDATION_FEED, 1)]
 
 
-def test_a_call_that_is_interrupted_before_its_first_row_leaves_no_validation_open():
-    """No order ends its epoch, so workers would read no row of the next one before its end."""
-    played = GoesOn()
-    request = dataclasses.replace(REQUEST, validation=REQUEST.data)
-    made = jobs(played, played.feed)
-    with pytest.raises(FeedJobError, match="epoch 1 of 'input' was interrupted"):
-        made.train(request, lambda: True)
-    assert not [each for each in played.batch_orders if isinstance(each, messages.Flush)]
-    made.train(request)
-    fed_epochs = [(task.feed, task.epoch) for task in played.tasks]
-    assert fed_epochs == [("input", 0), (VALIDATION_FEED, 0)]
-
-
 @pytest.mark.parametrize("validation", [None, REQUEST.data], ids=["rows", "validation"])
 def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(validation):
-    """Its end would never be ordered, and workers read no row of an epoch behind it."""
+    """Its end would never be ordered, nor that of its validation: no row behind them is read."""
     played = GoesOn()
     made, tasks = jobs(played, played.feed), played.tasks
     request = dataclasses.replace(REQUEST, validation=validation)
@@ -353,7 +342,76 @@ def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(vali
         made.train(request, lambda: True)
     assert tasks == []
     made.train(request)
-    assert [task.epoch for task in tasks if task.feed == "input"] == [0]
+    feeds = ["input", VALIDATION_FEED] if validation else ["input"]
+    assert [(task.feed, task.epoch) for task in tasks] == [(feed, 0) for feed in feeds]
+
+
+@pytest.mark.fault("F01")
+def test_rows_lost_while_an_epoch_is_fed_are_fed_again_before_any_worker_ends_it():
+    played = Played()
+
+    def loses_one(task: FeedTask) -> list[FeedReport]:
+        if task.again is None:
+            lost = NodeFailure(node("worker:2"), "host", 1, signal=9, message="killed")
+            played.act(lambda state: state.on_event(lost.node, messages.Failed(lost), 0.0))
+        return fed(task)
+
+    played.reach("worker:1", 10)
+    played.reach("worker:0", 20)
+    (epoch,) = jobs(played, loses_one).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows) == (ROWS, ROWS)
+    assert played.flushed == [("worker:0", 1), ("worker:1", 1)]
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_is_lost_behind_its_last_row_ends_no_epoch_for_the_others():
+    played = Played()
+    played.reach("worker:2", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 10)
+    played.reach("worker:1", 10)
+    (epoch,) = jobs(played, fed).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.repeated_rows) == (ROWS, ROWS, 0)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_rows_that_no_worker_took_are_an_error_unless_one_of_the_workers_was_lost(is_lost):
+    """They would be fed again and again."""
+    played = Played()
+    made: Any = jobs(played, fed)
+    untaken = FeedReport(0, ROWS, ROWS, no_worker="partition 0 has no worker left to go to")
+
+    def feed(run: EpochFeed, task: FeedTask) -> list[FeedReport]:
+        if is_lost:
+            played.lose("worker:2")
+        made._epochs._check_unsent(run, task, [untaken])
+        raise Checked
+
+    made._epochs._feed = feed
+    with pytest.raises(Checked if is_lost else FeedJobError, match=r"^$|no worker left to go to"):
+        made.train(REQUEST)
+
+
+class Checked(Exception):
+    """The check let the reports pass."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "shuffle_rows", "shuffle"),
+    [
+        (None, None, None),
+        (None, 1, None),
+        (5, None, Shuffle(5, 16_384)),
+        (5, 1, Shuffle(5, 1)),
+        (0, 7, Shuffle(0, 7)),
+    ],
+)
+def test_rows_are_shuffled_as_the_call_asks_for(seed, shuffle_rows, shuffle):
+    played = GoesOn()
+    request = dataclasses.replace(REQUEST, seed=seed, shuffle_rows=shuffle_rows)
+    jobs(played, played.feed).train(request)
+    assert played.tasks[0].shuffle == shuffle
 
 
 @pytest.mark.fault("F01")
