@@ -850,6 +850,12 @@ def test_an_epoch_that_came_after_the_end_of_the_fit_is_not_validated():
     assert played.counts == [1, 0, 2, 0, 3], "what validates is no epoch that was trained"
 
 
+def test_a_first_epoch_that_nobody_reads_is_not_validated():
+    fit = EndingFit(Played(), last=0, untrained=ALL)
+    assert fit.train(validation=REQUEST.data).validation == ()
+    assert (fit.epochs, fit.validated) == ([0], [])
+
+
 @pytest.mark.parametrize("untrained", [(), ALL])
 def test_a_main_fun_that_has_returned_is_a_warning_also_while_it_closes(untrained):
     """As of fit(epochs=2) and train(num_epochs=5): its worker runs on for some seconds."""
@@ -1000,8 +1006,10 @@ def test_a_fit_that_ends_without_this_epoch_is_not_waited_for(event):
     played = read_by_fit()
     names = ["worker:0"] if isinstance(event, messages.FitReading) else list(played.state.members)
     played.happens += [(name, event) for name in names if name != "ps:0"]
-    assert not jobs(played, ten_each).train(REQUEST).history
-    assert played.happens == []
+    made, told = jobs(played, ten_each), list[str]()
+    made._console.warn = told.append  # type: ignore[method-assign, assignment]
+    assert not made.train(REQUEST).history
+    assert (played.happens, told) == ([], [])
 
 
 def test_rows_that_a_loop_of_the_user_reads_have_no_history():
@@ -1064,6 +1072,25 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
         "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again "
         "(they are with resume_epochs=False)",
     ]
+
+
+def test_a_call_whose_epochs_were_all_trained_before_waits_for_the_end_of_none():
+    played, tasks, made = resuming({"input": 1})
+    played.happens.insert(0, READS)
+    assert made.train(REQUEST).epochs == ()
+    assert tasks == []
+    assert played.happens[-1] == ("worker:0", TRAINED), "it comes with what is fed next"
+
+
+def test_a_resumed_run_whose_main_fun_returns_before_it_restores_is_not_waited_for():
+    played, tasks, made = resuming({})
+    played.happens[:] = [(f"worker:{rank}", messages.Done()) for rank in ALL]
+    warned: list[str] = []
+    made._console.warn = warned.append
+    assert made.train(REQUEST).epochs == ()
+    assert tasks == []
+    (warning,) = warned
+    assert warning.startswith("main_fun has returned on every worker after 0 of 1 epochs of ")
 
 
 def test_the_validation_of_a_resumed_run_is_that_of_its_epoch():
