@@ -319,8 +319,7 @@ class Streams:
             return
         why = answer.error if answer is not None else "the chief takes no orders any more"
         is_lost, unsaved = answer is not None and answer.is_lost, state.unsaved
-        comes_again = awaited_id is not None and awaited_id == state.trained_id
-        if is_lost and comes_again:
+        if is_lost and awaited_id == state.trained_id:  # it comes again
             state.take_back()
             rest = f"; {state.unsaved}, marked as done, may be lost" if state.num_unsaved else ""
             raise FeedJobError(
@@ -381,7 +380,6 @@ class Streams:
                 or not chief_trains(cluster)
             )
 
-        self._ending.raise_failure()
         limit_s = chief_limit_s(self._checkpoints, _ANSWER_S)
         came = self._coordinator.wait(is_over, min(most_s, limit_s))
         self._ending.raise_failure()
@@ -465,7 +463,7 @@ def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> N
         "checkpoint_location": checkpoint_location is not None,
         "columns": request.columns is not None,
         "feed_timeout": request.feed_timeout_s != _FEED_TIMEOUT_S,
-        "nulls": not isinstance(request.nulls, str) or request.nulls != "error",
+        "nulls": request.nulls != "error",
         "qname": request.feed != "input",
     }
     if any(given.values()):
