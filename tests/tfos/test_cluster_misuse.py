@@ -209,16 +209,16 @@ def test_a_second_start_that_is_refused_takes_no_charge_of_lost_nodes(spark):
     def starts_too(bundle: NodeBundle) -> None:
         if bundle.name == "worker:0":
             with pytest.raises(PhaseError) as refusal:
-                cluster.start(main_fun)
+                mine.start(main_fun)
             refused.append(str(refusal.value))
 
     spark.register = starts_too
-    with _reserve(spark, config=config) as cluster:
-        cluster.start(main_fun)
+    with _reserve(spark, config=config) as mine:
+        mine.start(main_fun)
         first = spark.nodes.copy()
         lost = NodeId("worker", 1)
         failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
-        report_to(cluster._reserved.coordinator, lost, messages.Failed(failure))
+        report_to(mine._reserved.coordinator, lost, messages.Failed(failure))
         wait_until(lambda: len(spark.nodes) > len(first), "the new attempt")
         assert spark.nodes[-1]._bundle.main_fun
     assert refused == ["start() was called before; make a new cluster for another run"]
