@@ -590,6 +590,26 @@ def test_what_a_stopped_worker_raises_is_a_record_of_a_cluster_that_failed(
     assert [each.node.name for each in state.fatal] == ["worker:0"] * has_failed
 
 
+@pytest.mark.parametrize("is_terminated", [True, False])
+def test_a_feed_is_terminated_where_every_worker_that_is_left_has_ended_it(is_terminated: bool):
+    state = _running(cluster_size=4)
+    _fail(state, "worker:1", signal=9)  # it had not
+    ended = messages.FeedSnapshot("input", is_drained=True, is_terminated=True)
+    returned = messages.FeedSnapshot("input", is_drained=True, is_terminated=is_terminated)
+    beat = messages.Heartbeat(node_id("worker:0"), 1, "main_fun", feeds=(ended,))
+    state.on_heartbeat(beat, NOW)
+    state.on_event(node_id("worker:2"), messages.Done((returned,)), NOW)
+    assert state.is_terminated("input") is is_terminated
+
+
+def test_nodes_of_a_cluster_that_starts_are_not_started_again():
+    state = _state()
+    _register(state, "worker:0")
+    _register(state, "worker:1")
+    _listen(state, "worker:1")
+    assert (state.restarting(), state.awaited()) == ([], [])
+
+
 @pytest.mark.parametrize("name", ["ps:0", "worker:1"])
 def test_a_node_that_ends_as_ordered_is_there_until_its_supervisor_has_cleaned_up(name: str):
     state = _running()
