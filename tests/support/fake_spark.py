@@ -280,6 +280,7 @@ class FakeJava:
         return types.SimpleNamespace(
             contains=lambda key: False,
             set=lambda key, value: None,
+            remove=lambda key: None,
             getSizeAsBytes=lambda key, default: 1 << 30,
         )
 

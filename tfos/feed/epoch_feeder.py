@@ -39,6 +39,7 @@ from tfos.feed.validation import ValidationPlan
 from tfos.feed.watch import FeedWatch
 from tfos.monitor import reports
 from tfos.spark.jobs import SparkJob, Waves
+from tfos.spark.locality import no_locality_wait
 from tfos.spark.task_secrets import TaskCredentials, give_credentials
 
 _CANCEL_S = 5.0
@@ -343,14 +344,15 @@ class EpochFeeder:
             waves,
         )
         give_credentials(self._sc, self._credentials)
-        job.start(count_tasks=True)
-        try:
-            self._watch.until(
-                lambda _: job.is_ended, call, run.progress, job=job, stall_s=call.limit_s
-            )
-        except BaseException:
-            job.cancel(_CANCEL_S)
-            raise
+        with no_locality_wait(self._sc):
+            job.start(count_tasks=True)
+            try:
+                self._watch.until(
+                    lambda _: job.is_ended, call, run.progress, job=job, stall_s=call.limit_s
+                )
+            except BaseException:
+                job.cancel(_CANCEL_S)
+                raise
         if job.error is not None:
             raise self._watch.failure(call, job.error) from None
         reports = job.result()

@@ -20,6 +20,7 @@ from tfos.console.console import Console
 from tfos.errors import NotEnoughSlots
 from tfos.failure import EXECUTOR_LOST
 from tfos.node import versions
+from tfos.spark import locality
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240, func_only=True)]
 three_executors = pytest.mark.parametrize("spark", ["local-cluster[3,1,1024]"], indirect=True)
@@ -39,6 +40,14 @@ def wait_for_file(args, ctx):
 
 def nothing(args, ctx):
     """Return at once."""
+
+
+def count(args, ctx):
+    """Train nothing, but take all rows."""
+    ctx.ps_client()
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(100)
 
 
 class HeldUp:
@@ -143,6 +152,21 @@ def test_a_task_that_spark_retries_replaces_its_first_attempt_and_fences_it(spar
     assert len(list(tmp_path.glob("running-*"))) == 1
     assert cluster.failures == ()
     await_executors(spark, 3)
+
+
+@three_executors
+def test_cached_rows_near_the_slot_of_a_server_are_fed_from_free_slots_at_once(spark, monkeypatch):
+    rows = spark.parallelize(range(600), 6).cache()
+    rows.count()
+    settings = spark._jsc.sc().conf()
+    monkeypatch.setattr(locality, "_SETTINGS", ())  # so it counts as Spark's own
+    settings.set(locality.WAIT, "600s")
+    with TFCluster.reserve(spark, 3, num_ps=1, input_mode=InputMode.SPARK) as cluster:
+        cluster.start(count)
+        report = cluster.train(rows, 1, feed_timeout=30)
+        assert report is not None
+        assert report.trained_rows == 600
+    assert not settings.contains(locality.WAIT)
 
 
 @pytest.mark.long
