@@ -463,7 +463,7 @@ def _refuse_settings(checkpoint_location: str | None, request: FeedRequest) -> N
         "checkpoint_location": checkpoint_location is not None,
         "columns": request.columns is not None,
         "feed_timeout": request.feed_timeout_s != _FEED_TIMEOUT_S,
-        "nulls": request.nulls != "error",
+        "nulls": not isinstance(request.nulls, str) or request.nulls != "error",
         "qname": request.feed != "input",
     }
     if any(given.values()):

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.cluster_states import node_id, report_to
@@ -92,6 +93,7 @@ def calls() -> StreamCalls:
         {"columns": []},
         {"nulls": 0},
         {"nulls": "unknown"},
+        {"nulls": np.zeros(2)},
         {"nulls": {"a": 0}, "feed_timeout": 5.0},
     ],
     ids=str,
