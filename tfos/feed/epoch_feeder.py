@@ -126,8 +126,6 @@ class EpochFeeder:
                 self._end_unfed((call.feed, call.epoch))
             else:
                 call.epochs.give_back(call.epoch)
-            if validation is not None:  # nothing ends its epoch: no row of a later one is read
-                validation.call.epochs.give_back(validation.call.epoch)
             raise
         if not targets:
             return None
