@@ -201,6 +201,29 @@ def test_the_job_of_a_new_attempt_runs_in_the_scheduler_pool_of_the_users_thread
     assert spark.pools == ["mine"] * 3
 
 
+def test_a_second_start_that_is_refused_takes_no_charge_of_lost_nodes(spark):
+    """They would be started again with its main_fun, or with none."""
+    config = dataclasses.replace(CONFIG, restarts=Restarts(workers=1))
+    refused: list[str] = []
+
+    def starts_too(bundle: NodeBundle) -> None:
+        if bundle.name == "worker:0":
+            with pytest.raises(PhaseError) as refusal:
+                mine.start(main_fun)
+            refused.append(str(refusal.value))
+
+    spark.register = starts_too
+    with _reserve(spark, config=config) as mine:
+        mine.start(main_fun)
+        first = spark.nodes.copy()
+        lost = NodeId("worker", 1)
+        failure = NodeFailure(lost, "h", 7, signal=9, message="killed by SIGKILL")
+        report_to(mine._reserved.coordinator, lost, messages.Failed(failure))
+        wait_until(lambda: len(spark.nodes) > len(first), "the new attempt")
+        assert spark.nodes[-1]._bundle.main_fun
+    assert refused == ["start() was called before; make a new cluster for another run"]
+
+
 def test_a_context_that_was_stopped_after_reserve_is_named(spark):
     with _reserve(spark) as cluster:
         spark.stop()

@@ -332,6 +332,8 @@ class Member:
             return f"{self.name} (never registered)"
         age_s = now_s - self.registered_s
         gone = "; gone since" if self.status is NodeStatus.MISSING else ""
+        if self.status is NodeStatus.RESTARTING:
+            gone = f"; {self.status.value}"
         return (
             f"{self.name} (executor {self.executor_id} on {self.host}, pid {self.pid}, "
             f"{age_s:.0f} s since it registered, last phase: {self.phase}{gone})"

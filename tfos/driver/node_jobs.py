@@ -118,7 +118,6 @@ class NodeJobs:
         self._workers_hold_slots = True
         self._submit_as_user = _submit
         """Submits in the scheduler pool of the user's thread, from any thread."""
-        coordinator.replace_by(self._restart_soon)
 
     def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
         """Submit the jobs; nodes register when their tasks run.
@@ -130,6 +129,7 @@ class NodeJobs:
         """
         self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
         self._submit_as_user = inheriting(self._sc, _submit)
+        self._coordinator.replace_by(self._restart_soon)
         self._coordinator.act(ClusterState.begin_start)
         servers = [("ps", plan.servers)]
         if plan.servers_at_driver:

@@ -262,8 +262,11 @@ def check_queues(queues: Iterable[object]) -> tuple[str, ...]:
         )
     names: list[str] = []
     for name in queues:
-        if not isinstance(name, str) or not name or not name.isprintable():
-            raise SettingsError(f"a queue's name must be a printable str, got {name!r}.")
+        # Spark's tags of jobs, which have the name, take no comma.
+        if not isinstance(name, str) or not name or not name.isprintable() or "," in name:
+            raise SettingsError(
+                f"a queue's name must be a printable str without a comma, got {name!r}."
+            )
         names.append(name)
     if len(set(names)) != len(names):
         raise SettingsError(f"queues holds a name twice: {names}.")

@@ -136,8 +136,8 @@ class Shutdown:
         if self._coordinator.phase is ClusterPhase.RUNNING:
             late = self._finish(feeds, grace_s, timeout_s)
         try:
-            # Workers still train if time was up, or if Ctrl-C has cancelled the node jobs.
-            if self._coordinator.read(lambda state: state.training()):
+            # Workers are still awaited if time was up, or if Ctrl-C has cancelled the node jobs.
+            if self._coordinator.read(lambda state: state.awaited()):
                 self._stop_all("shutdown", _FORCE_S, save=True)
             else:
                 self._stop_all("shutdown", max(_ORDERLY_S, grace_s), save=False)

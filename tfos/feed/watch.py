@@ -200,7 +200,8 @@ class FeedWatch:
         now_s = self._coordinator.now_s()
         waiting = self._coordinator.read(
             lambda state: [
-                member.describe(now_s) for member in state.unflushed(call.feed, call.epoch)
+                member.describe(now_s)
+                for member in (*state.unflushed(call.feed, call.epoch), *state.restarting())
             ]
         )
         return FeedTimeout(
@@ -246,7 +247,7 @@ class FeedWatch:
 def _silent(call: FeedCall, stall_s: float) -> FeedTimeout:
     return FeedTimeout(
         f"{call.title} waits for the chief, which told nothing for {stall_s:.0f} s: it restores"
-        " a checkpoint, validates or saves. Look at the log of worker:0. If fit validates by a "
+        " a checkpoint, validates or saves. Look at the chief's log. If fit validates by a "
         "feed, its rows are those of train(validation=...). If validation is that "
         f"slow raise feed_timeout={call.feed_timeout_s:g}; if a restore or a save is, "
         "Checkpoints(timeout_s=...)"

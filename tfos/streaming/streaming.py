@@ -319,8 +319,7 @@ class Streams:
             return
         why = answer.error if answer is not None else "the chief takes no orders any more"
         is_lost, unsaved = answer is not None and answer.is_lost, state.unsaved
-        comes_again = awaited_id is not None and awaited_id == state.trained_id
-        if is_lost and comes_again:
+        if is_lost and awaited_id == state.trained_id:  # it comes again
             state.take_back()
             rest = f"; {state.unsaved}, marked as done, may be lost" if state.num_unsaved else ""
             raise FeedJobError(
@@ -381,7 +380,6 @@ class Streams:
                 or not chief_trains(cluster)
             )
 
-        self._ending.raise_failure()
         limit_s = chief_limit_s(self._checkpoints, _ANSWER_S)
         came = self._coordinator.wait(is_over, min(most_s, limit_s))
         self._ending.raise_failure()
@@ -394,7 +392,7 @@ class Streams:
         if not came:
             doing = "has not saved" if number else "has not begun, or has not restored a checkpoint"
             raise FeedJobError(
-                f"the chief {doing} within {limit_s:.0f} s: look at the log of worker:0. Where "
+                f"the chief {doing} within {limit_s:.0f} s: look at its log. Where "
                 "saves or a restore take that long, raise Checkpoints(timeout_s=...)"
             )
         return self._answer(feed, number)

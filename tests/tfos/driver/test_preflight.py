@@ -294,6 +294,7 @@ def test_queues_of_tensorflowonspark_name_one_feed_and_validation_is_there_besid
         (["a", "a"], "holds a name twice"),
         ([3], "got 3"),
         (["a\n"], "printable"),
+        (["a,b"], "without a comma, got 'a,b'"),
     ],
 )
 def test_unusable_queues_are_refused(queues, text):

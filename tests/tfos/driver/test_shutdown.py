@@ -14,7 +14,7 @@ import pytest
 
 from rpc.auth.handshake import Credentials
 from tests.support.cluster_states import node_id, report_to, running
-from tfos.config import ClusterConfig
+from tfos.config import ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
@@ -184,6 +184,22 @@ def test_a_main_fun_that_is_late_is_named_and_given_no_grace():
     with pytest.raises(ShutdownTimeout, match=r"within 0.001 s on worker:0@host-b \("):
         shutdown_of(coordinator, config).shutdown((), grace_s=GRACE_S, timeout_s=0.001)
     assert GRACE_S not in coordinator.waited_s
+
+
+def test_the_parameters_are_saved_where_a_late_main_fun_is_that_of_a_chief_that_is_started_again(
+    monkeypatch,
+):
+    saved: list[float] = []
+    monkeypatch.setattr(
+        "tfos.driver.final_checkpoint.FinalCheckpoint.save", lambda _, timeout_s: saved.append(0.0)
+    )
+    config = ClusterConfig(restarts=Restarts(workers=1), save_on_interrupt="/saves")
+    coordinator = Waits(config)
+    killed = NodeFailure(node_id("worker:0"), "host-b", 7, message="killed", signal=9)
+    report_to(coordinator, node_id("worker:0"), messages.Failed(killed))
+    with pytest.raises(ShutdownTimeout, match="on worker:0@host-b"):
+        shutdown_of(coordinator, config).shutdown((), grace_s=0.0, timeout_s=0.001)
+    assert saved
 
 
 @pytest.mark.fault("F03")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from feeding.protocol.row_ranges import AcceptedRows
+from feeding.sender.shuffle import Shuffle
 from feeding.sender.task import FeedReport, FeedTask
 from feeding.sender.worker_link import LostWorker, process_key
 from rpc.auth.handshake import Credentials
@@ -25,6 +26,7 @@ from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
+from tfos.feed.epoch import EpochFeed
 from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
 from tfos.feed.request import FeedRequest
@@ -341,6 +343,74 @@ def test_a_call_that_ends_before_its_first_row_leaves_its_epoch_to_the_next(vali
     assert tasks == []
     made.train(request)
     assert [task.epoch for task in tasks if task.feed == "input"] == [0]
+
+
+@pytest.mark.fault("F01")
+def test_rows_lost_while_an_epoch_is_fed_are_fed_again_before_any_worker_ends_it():
+    played = Played()
+
+    def loses_one(task: FeedTask) -> list[FeedReport]:
+        if task.again is None:
+            lost = NodeFailure(node("worker:2"), "host", 1, signal=9, message="killed")
+            played.act(lambda state: state.on_event(lost.node, messages.Failed(lost), 0.0))
+        return fed(task)
+
+    played.reach("worker:1", 10)
+    played.reach("worker:0", 20)
+    (epoch,) = jobs(played, loses_one).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows) == (ROWS, ROWS)
+    assert played.flushed == [("worker:0", 1), ("worker:1", 1)]
+
+
+@pytest.mark.fault("F01")
+def test_a_worker_that_is_lost_behind_its_last_row_ends_no_epoch_for_the_others():
+    played = Played()
+    played.reach("worker:2", 10)
+    played.lose("worker:2")
+    played.reach("worker:0", 10)
+    played.reach("worker:1", 10)
+    (epoch,) = jobs(played, fed).train(REQUEST).epochs
+    assert (epoch.fed_rows, epoch.trained_rows, epoch.repeated_rows) == (ROWS, ROWS, 0)
+
+
+@pytest.mark.fault("F01")
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_rows_that_no_worker_took_are_an_error_unless_one_of_the_workers_was_lost(is_lost):
+    """They would be fed again and again."""
+    played = Played()
+    made: Any = jobs(played, fed)
+    untaken = FeedReport(0, ROWS, ROWS, no_worker="partition 0 has no worker left to go to")
+
+    def feed(run: EpochFeed, task: FeedTask) -> list[FeedReport]:
+        if is_lost:
+            played.lose("worker:2")
+        made._epochs._check_unsent(run, task, [untaken])
+        raise Checked
+
+    made._epochs._feed = feed
+    with pytest.raises(Checked if is_lost else FeedJobError, match=r"^$|no worker left to go to"):
+        made.train(REQUEST)
+
+
+class Checked(Exception):
+    """The check let the reports pass."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "shuffle_rows", "shuffle"),
+    [
+        (None, None, None),
+        (None, 1, None),
+        (5, None, Shuffle(5, 16_384)),
+        (5, 1, Shuffle(5, 1)),
+        (0, 7, Shuffle(0, 7)),
+    ],
+)
+def test_rows_are_shuffled_as_the_call_asks_for(seed, shuffle_rows, shuffle):
+    played = GoesOn()
+    request = dataclasses.replace(REQUEST, seed=seed, shuffle_rows=shuffle_rows)
+    jobs(played, played.feed).train(request)
+    assert played.tasks[0].shuffle == shuffle
 
 
 @pytest.mark.fault("F01")
@@ -779,6 +849,12 @@ def test_an_epoch_that_came_after_the_end_of_the_fit_is_not_validated():
     assert played.counts == [1, 0, 2, 0, 3], "what validates is no epoch that was trained"
 
 
+def test_a_first_epoch_that_nobody_reads_is_not_validated():
+    fit = EndingFit(Played(), last=0, untrained=ALL)
+    assert fit.train(validation=REQUEST.data).validation == ()
+    assert (fit.epochs, fit.validated) == ([0], [])
+
+
 @pytest.mark.parametrize("untrained", [(), ALL])
 def test_a_main_fun_that_has_returned_is_a_warning_also_while_it_closes(untrained):
     """As of fit(epochs=2) and train(num_epochs=5): its worker runs on for some seconds."""
@@ -929,8 +1005,10 @@ def test_a_fit_that_ends_without_this_epoch_is_not_waited_for(event):
     played = read_by_fit()
     names = ["worker:0"] if isinstance(event, messages.FitReading) else list(played.state.members)
     played.happens += [(name, event) for name in names if name != "ps:0"]
-    assert not jobs(played, ten_each).train(REQUEST).history
-    assert played.happens == []
+    made, told = jobs(played, ten_each), list[str]()
+    made._console.warn = told.append  # type: ignore[method-assign, assignment]
+    assert not made.train(REQUEST).history
+    assert (played.happens, told) == ([], [])
 
 
 def test_rows_that_a_loop_of_the_user_reads_have_no_history():
@@ -993,6 +1071,25 @@ def test_epochs_that_an_interrupted_run_had_trained_are_not_fed_again():
         "'input': the run that this one resumes had trained 2 of 3 epochs; they are not fed again "
         "(they are with resume_epochs=False)",
     ]
+
+
+def test_a_call_whose_epochs_were_all_trained_before_waits_for_the_end_of_none():
+    played, tasks, made = resuming({"input": 1})
+    played.happens.insert(0, READS)
+    assert made.train(REQUEST).epochs == ()
+    assert tasks == []
+    assert played.happens[-1] == ("worker:0", TRAINED), "it comes with what is fed next"
+
+
+def test_a_resumed_run_whose_main_fun_returns_before_it_restores_is_not_waited_for():
+    played, tasks, made = resuming({})
+    played.happens[:] = [(f"worker:{rank}", messages.Done()) for rank in ALL]
+    warned: list[str] = []
+    made._console.warn = warned.append
+    assert made.train(REQUEST).epochs == ()
+    assert tasks == []
+    (warning,) = warned
+    assert warning.startswith("main_fun has returned on every worker after 0 of 1 epochs of ")
 
 
 def test_the_validation_of_a_resumed_run_is_that_of_its_epoch():

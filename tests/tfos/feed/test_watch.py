@@ -19,7 +19,7 @@ from feeding.sender.task import FeedReport, FeedTask
 from ps.stats.server_stats import OpenRendezvous, ServerStats
 from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
-from tfos.config import Checkpoints, ClusterConfig
+from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
 from tfos.console.progress import TrainingProgress
 from tfos.control import messages
@@ -231,6 +231,16 @@ def test_an_epoch_that_stalls_names_for_whom_workers_wait(cluster):
     text = str(watch._stalled(CALL, 5.0, None))
     assert "no worker took a row or made a step for 5 s" in text
     assert "rendezvous 'fit/1/begin' waits for worker 1 since 9 s: a fit begins once" in text
+
+
+def test_an_epoch_that_stalls_while_a_worker_is_started_again_names_that_worker(cluster):
+    config = replace(cluster.config, restarts=Restarts(workers=1))
+    coordinator = Coordinator(plan(2, 1), config, cluster.console)
+    coordinator.act(lambda state: cluster._start(state))
+    killed = NodeFailure(NodeId("worker", 0, 0), "host", 1, message="killed", signal=9)
+    coordinator.act(lambda state: state.on_event(killed.node, messages.Failed(killed), 0.0))
+    text = str(FeedWatch(coordinator, config, cluster.console)._stalled(CALL, 5.0, None))
+    assert re.search(r"has not ended at worker:0 \(.*; lost, is started again\)\. If", text), text
 
 
 def test_an_epoch_that_stalls_names_the_limit_that_checkpoints_have_raised(cluster):

@@ -271,6 +271,7 @@ def test_a_worker_keeps_its_slot_only_where_feed_tasks_find_another(mode, slots_
 
 def test_slots_of_another_cluster_do_not_feed_this_one():
     assert _holds(2, InputMode.SPARK, _offer(0, slots=4))
+    assert _holds(2, InputMode.SPARK, _offer(1, slots=4))  # one is left for the one worker
     assert not _holds(2, InputMode.SPARK, _offer(0, 0, 0))
     assert not _holds(2, InputMode.SPARK, _offer(2, slots=4))
 

@@ -69,6 +69,16 @@ def test_an_error_that_was_read_is_no_news_at_the_clusters_end():
         training.await_end(20)
 
 
+def test_an_error_that_was_raised_is_raised_once_and_no_news_at_the_clusters_end():
+    query = types.SimpleNamespace(isActive=False, exception=lambda: ValueError("the source"))
+    training = StreamTraining(query, QueryState("q"), StreamRun(), None, ENDING, lambda _: None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the source"):
+        training.await_end(20)
+    assert training.is_settled
+    assert training.end() is None
+    assert training.await_end(20)
+
+
 def test_the_clusters_end_waits_for_a_batch_no_longer_than_it_may(bed: WatchedJob):
     run = StreamRun()
     query = active_query()

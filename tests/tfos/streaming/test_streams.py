@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.cluster_states import node_id, report_to
@@ -91,6 +92,8 @@ def calls() -> StreamCalls:
         {"columns": ["a"]},
         {"columns": []},
         {"nulls": 0},
+        {"nulls": "unknown"},
+        {"nulls": np.zeros(2)},
         {"nulls": {"a": 0}, "feed_timeout": 5.0},
     ],
     ids=str,
@@ -98,6 +101,20 @@ def calls() -> StreamCalls:
 def test_settings_of_a_query_that_runs_already_are_refused(given: dict[str, Any]):
     with pytest.raises(SettingsError, match=rf"{', '.join(sorted(given))}.*runs already.*writeSt"):
         calls().stream(Query(), **given)
+
+
+@pytest.mark.parametrize("location", ["/mnt/query-7", None])
+def test_a_query_is_started_at_its_checkpoint_location(location):
+    options: list[tuple[str, str]] = []
+
+    class Writer(Frame):
+        def option(self, *given: str) -> Writer:
+            options.append(given)  # type: ignore[arg-type]
+            return self
+
+    with pytest.raises(Watched):
+        calls().stream(Writer(), location)
+    assert options == ([("checkpointLocation", location)] if location else [])
 
 
 def test_a_query_that_runs_already_is_taken_as_it_is():
@@ -186,14 +203,95 @@ def test_a_batch_whose_end_nobody_waited_for_is_saved_and_not_trained_again():
     assert (state.last_id, state.num_unsaved) == (7, 0)
 
 
-def test_an_answer_is_waited_for_as_long_as_a_save_may_take():
+class Chief:
+    """Trains each batch that is fed, and notes its id.
+
+    Args:
+        every_batches: of the cluster's checkpoints; None: there are none.
+        restored: the last batch of query q that the restored parameters contain.
+        is_noted: whether main_fun reports batches.
+    """
+
+    def __init__(
+        self, every_batches: int | None, restored: int = -1, *, is_noted: bool = True
+    ) -> None:
+        self.fed: list[tuple[int, bool]] = []
+        """Batches with whether the chief is to save behind them."""
+        self.warned: list[str] = []
+        self.asked: list[int] = []
+        self._restored, self._is_noted = restored, is_noted
+        self.streams = streams = calls()._streams
+        if every_batches is not None:
+            streams._checkpoints = Checkpoints(directory="/runs/7", every_batches=every_batches)
+        streams._console = SimpleNamespace(line=lambda _: None, warn=self.warned.append)  # type: ignore[assignment]
+        streams._feed_service.train_batch = self._feed  # type: ignore[method-assign]
+        streams._answer = lambda feed, number: BatchReport(feed, number, True, {}, is_noted)  # type: ignore[method-assign]
+        streams._await_answer = self._await_answer  # type: ignore[method-assign]
+        view: Any = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
+        streams._coordinator.act = lambda decide: decide(view)  # type: ignore[method-assign, assignment]
+
+    def train(self, state: QueryState, *batch_ids: int) -> None:
+        request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+        for batch_id in batch_ids:
+            self.streams._train_once(state, request, batch_id)
+
+    def _feed(self, request: FeedRequest, batch: Any) -> EpochReport:
+        self.fed.append((batch.batch_id, batch.saves))
+        return EpochReport("input", len(self.fed), 10, 10, 0, 0, 2.0)
+
+    def _await_answer(self, feed: str, number: int, most_s: float = 0.0) -> BatchReport:
+        self.asked.append(number)
+        return BatchReport(feed, number, True, {"q": self._restored, "other": 99})
+
+
+def test_batches_that_restored_parameters_contain_or_that_come_again_are_not_trained():
+    chief, state = Chief(every_batches=1, restored=6), QueryState("q")
+    chief.train(state, 5, 6, 7, 7, 8, 8)
+    assert chief.fed == [(7, True), (8, True)]
+    assert chief.asked == [0], "what was restored; all is saved behind each batch"
+    assert (state.last_id, state.num_unsaved) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("every_batches", "saved", "num_unsaved"),
+    [(1, [True] * 7, 0), (3, [False, False, True] * 2 + [False], 1), (None, [False] * 7, 7)],
+)
+def test_a_save_follows_as_many_batches_as_the_checkpoints_say(every_batches, saved, num_unsaved):
+    chief, state = Chief(every_batches), QueryState("q", is_known=True)
+    chief.train(state, *range(7))
+    assert chief.fed == [*enumerate(saved)]
+    assert state.num_unsaved == num_unsaved
+    chief.train(state, 6)  # Spark has not marked it as done, and brings it again
+    assert (len(chief.fed), state.num_unsaved) == (7, 0 if every_batches else 7)
+
+
+@pytest.mark.parametrize(("every_batches", "is_noted"), [(1, False), (1, True), (None, False)])
+def test_batches_whose_ids_are_not_saved_are_warned_of_once(every_batches, is_noted):
+    chief = Chief(every_batches, is_noted=is_noted)
+    chief.train(QueryState("q", is_known=True), 0, 1, 2)
+    assert len(chief.warned) == (every_batches is not None and not is_noted)
+    assert all("no batch of this stream is skipped" in each for each in chief.warned)
+
+
+def test_the_last_save_of_a_stream_has_what_no_save_had():
+    chief, state = Chief(every_batches=9), QueryState("q", is_known=True)
+    chief.train(state, 0, 1)
+    chief.streams._coordinator.wait = lambda *_: True  # type: ignore[method-assign]
+    chief.streams._save_last(state, 600.0, 30.0)
+    assert state.num_unsaved == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "doing"), [(0, "has not begun, or has not restored"), (1, "has not saved")]
+)
+def test_an_answer_is_waited_for_as_long_as_a_save_may_take(number: int, doing: str):
     waited: list[float] = []
     streams = calls()._streams
     streams._checkpoints = Checkpoints(directory="/runs/7", timeout_s=7200.0)
     streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
     streams._coordinator.wait = lambda _, timeout_s: waited.append(timeout_s)  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(FeedJobError, match=r"has not saved within .*Checkpoints\(timeout_s="):
-        streams._await_answer("input", 1)
+    with pytest.raises(FeedJobError, match=rf"{doing}.* within .*Checkpoints\(timeout_s="):
+        streams._await_answer("input" if number else "", number)
     assert waited[0] > 7200
 
 
@@ -229,6 +327,27 @@ def test_the_end_of_a_cluster_has_one_deadline_for_all_of_its_streams():
     with streams.stopped(30.0):
         pass
     assert 30.0 >= given[0] > given[1] > given[2] > 0.0
+
+
+def test_a_stream_that_another_query_leaves_unsaved_is_ended_with_the_cluster():
+    cluster, ended = calls(), list[float]()
+    first = cluster.stream(ended_query(0, "q"))
+    cluster._streams._queries["q"].num_unsaved = 1
+    first.end = ended.append  # type: ignore[method-assign, assignment]
+    cluster.stream(ended_query(1, "other"))
+    with cluster._streams.stopped(30.0):
+        pass
+    assert len(ended) == 1
+
+
+@pytest.mark.fault("F08")
+def test_the_failure_of_the_cluster_is_told_once_where_a_stream_ended_with_it():
+    streams = calls()._streams
+    told = FeedJobError("worker:0 failed")
+    streams._trainings = [SimpleNamespace(end=lambda _: told)]  # type: ignore[list-item]
+    with pytest.raises(ShutdownTimeout) as caught, streams.stopped(30.0):
+        raise ShutdownTimeout("NodeFailedError: worker:0 failed; log: x")
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.fault("F08")
@@ -276,6 +395,7 @@ def test_batches_that_are_lost_once_spark_has_marked_them_are_named_and_not_prom
         saving("ps:1 lost it", is_lost=True)._save(state)
     assert "once more" not in str(caught.value)
     assert state.last_id == 6, "Spark goes on with batch 7"
+    assert state.num_unsaved == 0, "no later save can have them"
 
 
 @pytest.mark.fault("F08")

@@ -47,7 +47,8 @@ class RestartBudget:
         """Use one restart; return the seconds to wait before it, None when none is left.
 
         Args:
-            started_s: when the process that has ended now was started, in monotonic seconds.
+            started_s: when the process that has ended now was started, or was to be, in monotonic
+                seconds.
             now_s: monotonic seconds.
         """
         if not self.has_left(now_s):

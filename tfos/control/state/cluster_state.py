@@ -494,7 +494,10 @@ class ClusterState(ClusterOrders):
 
     def _replaced(self, member: Member, failure: NodeFailure, now_s: float) -> list[Action]:
         """Start a lost node again, by one of the restarts that are left."""
-        delay_s = member.restarts.take(member.registered_s, now_s) or 0.0  # has_left has said so
+        # An attempt that has not registered was asked for when the one before it was lost.
+        is_asked_for = member.status is NodeStatus.RESTARTING
+        began_s = member.lost_s if is_asked_for else member.registered_s
+        delay_s = member.restarts.take(began_s, now_s) or 0.0  # has_left has said so
         self._note_end(failure)
         if not member.planned.is_ps:
             self.gone.append(member.as_lost(is_first=not self.gone))

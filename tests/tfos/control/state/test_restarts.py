@@ -307,6 +307,16 @@ def test_a_job_that_could_not_start_a_node_again_counts_as_its_loss():
     assert "no such file" in only(again, Warn).text
 
 
+def test_attempts_that_end_before_they_register_wait_longer_and_longer():
+    """However long the attempt had lived that they replace."""
+    state = running(workers=5)
+    delays_s = [only(dies(state, "worker:1"), Replace).delay_s]
+    for second in range(1, 5):
+        again = state.on_not_restarted("worker:1", "no such file", NOW + second)
+        delays_s.append(only(again, Replace).delay_s)
+    assert delays_s == [0.0, 0.0, 0.5, 1.0, 2.0]
+
+
 @pytest.mark.fault("F14")
 @pytest.mark.parametrize("name", ["ps:0", "worker:1"])
 def test_a_job_that_finds_its_node_started_by_sparks_own_retry_is_no_loss(name):

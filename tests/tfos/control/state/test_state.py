@@ -569,6 +569,58 @@ def test_a_worker_killed_by_our_own_stop_is_no_failure():
     assert state.members["worker:1"].status is NodeStatus.ENDED
 
 
+@pytest.mark.parametrize(
+    ("has_failed", "how", "num_records"),
+    [
+        (True, {"error_type": "ValueError", "traceback": "T"}, 2),  # before it heard the order
+        (True, {"signal": 9}, 1),
+        (False, {"error_type": "KeyboardInterrupt", "traceback": "T"}, 0),
+    ],
+)
+def test_what_a_stopped_worker_raises_is_a_record_of_a_cluster_that_failed(
+    has_failed: bool, how: dict[str, object], num_records: int
+):
+    state = _running()
+    if has_failed:
+        _fail(state, "worker:0", error_type="ValueError", message="bad row", traceback="T")
+    else:
+        state.stop(state.live(), "bye", grace_s=1)
+    _fail(state, "worker:1", **how)
+    assert len(state.failures) == num_records
+    assert [each.node.name for each in state.fatal] == ["worker:0"] * has_failed
+
+
+@pytest.mark.parametrize("is_terminated", [True, False])
+def test_a_feed_is_terminated_where_every_worker_that_is_left_has_ended_it(is_terminated: bool):
+    state = _running(cluster_size=4)
+    _fail(state, "worker:1", signal=9)  # it had not
+    ended = messages.FeedSnapshot("input", is_drained=True, is_terminated=True)
+    returned = messages.FeedSnapshot("input", is_drained=True, is_terminated=is_terminated)
+    beat = messages.Heartbeat(node_id("worker:0"), 1, "main_fun", feeds=(ended,))
+    state.on_heartbeat(beat, NOW)
+    state.on_event(node_id("worker:2"), messages.Done((returned,)), NOW)
+    assert state.is_terminated("input") is is_terminated
+
+
+def test_nodes_of_a_cluster_that_starts_are_not_started_again():
+    state = _state()
+    _register(state, "worker:0")
+    _register(state, "worker:1")
+    _listen(state, "worker:1")
+    assert (state.restarting(), state.awaited()) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["ps:0", "worker:1"])
+def test_a_node_that_ends_as_ordered_is_there_until_its_supervisor_has_cleaned_up(name: str):
+    state = _running()
+    state.stop(state.live(), "bye", grace_s=1)
+    state.on_event(node_id(name), messages.Done(), NOW)
+    assert state.members[name].is_live
+    _cut(state, name, NOW)
+    assert not state.members[name].is_live
+    assert state.failures == []
+
+
 def test_tensorboard_is_told_and_its_absence_is_a_warning():
     state = _running()
     up = messages.TensorBoardUp("http://127.0.0.1:6006")
@@ -741,9 +793,10 @@ def test_a_lost_server_of_tensorflow_after_main_fun_costs_nothing():
     state = _on_tensorflow()
     state.on_event(node_id("chief:0"), messages.Done(), NOW)
     _killed(state, "ps:0")
-    state.members["ps:0"].heard_s = NOW
-    assert state.on_tick(NOW) == []
-    assert state.on_tick(NOW + 1) == []
+    for now_s in (NOW + second for second in range(62)):
+        for member in state.members.values():
+            member.heard_s = now_s
+        assert state.on_tick(now_s) == []
     assert state.phase is ClusterPhase.RUNNING
 
 
