@@ -3,7 +3,7 @@
 Covers: the parts of a step (rows, compute, send or refuse), when the model attaches, what waits for
 pushes in flight, the batches that are prepared ahead.
 Does not: compute (tfos.keras.step.gradients), send or receive (tfos.keras.step.exchange), hook into
-Keras (tfos.keras.fit), report times (tfos.keras.fit.callbacks).
+Keras (tfos.keras.fit), report times (tfos.keras.fit.progress).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
 miss the last part.
 
