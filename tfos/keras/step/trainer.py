@@ -493,7 +493,9 @@ class PSTrainer:
                     "the whole model now to put values on the servers",
                     path,
                 )
-            self._attached.exchange.pull(timeout_s)
+            # Those of a step that failed may be NaN; those of several workers must not differ.
+            keeps_statistics = not self._is_behind and self.ctx.num_workers == 1
+            self._attached.exchange.pull(timeout_s, keeps_statistics=keeps_statistics)
             self._is_behind = False
 
     def pull_newest(self, *, is_checked: bool = True, x: Any = None) -> None:
