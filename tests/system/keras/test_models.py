@@ -358,6 +358,18 @@ class Towers(keras.Model):  # type: ignore[misc]  # Keras has no types
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_loss_that_reaches_no_variable_is_keras_own_error(cluster, is_distributed):
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)])
+    model.compile("sgd", lambda true, _: keras.ops.mean(keras.ops.cast(true, "float32")))
+    if is_distributed:
+        distribute(model, cluster.contexts[0])
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        model.fit(X, Y, batch_size=32, verbose=0)
+    assert cluster.pushes == 0
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
 @pytest.mark.parametrize("first", ["a", "ab"])
 def test_variables_that_some_batches_do_not_reach_are_refused(cluster, first):
     """The compiled step of a batch that does not reach them may run again at any time."""
