@@ -281,13 +281,12 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         trainer.attach_if_filled()
-        result = original(*args, **kwargs)
         if trainer.has_trained_rows:
-            trainer.pull()
             raise SettingsError(
                 f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Set initial values "
                 "before the first step"
             )
+        result = original(*args, **kwargs)
         if trainer.was_trained_before:
             trainer.keep_trained(original.__name__)
         else:
