@@ -598,6 +598,7 @@ class PSTrainer:
             return
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
+        self._is_behind = True  # no statistic of the program's stays for an incomplete sum either
         self.pull()
         # What other workers set never reaches the servers, so they have lost nothing.
         if self._has_told_kept or not self.ctx.is_chief:
