@@ -822,8 +822,11 @@ def test_a_saved_model_has_its_rows_and_predicts_anywhere(tmp_path):
         model.save(tmp_path / "model.keras")
         model.save_weights(tmp_path / "only.weights.h5")
         expected = model.predict(x, verbose=0)
+    with serving() as cluster:
+        untrained = make_model(Embedding(DIM, table="user"), keras.optimizers.Adagrad(0.3))
+        distribute(untrained, cluster.contexts[0])
         with pytest.raises(ValueError, match=r"rows of layer .* are on parameter servers"):
-            model.load_weights(tmp_path / "only.weights.h5")
+            untrained.load_weights(tmp_path / "only.weights.h5")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)
 
@@ -946,7 +949,7 @@ def test_a_call_with_training_false_trains_as_in_keras_and_another_model_may_be_
     assert losses[0][1] < losses[0][0]
 
 
-def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_last():
+def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_last(tmp_path):
     x, y = data(64)
     with serving() as cluster:
         model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
@@ -958,6 +961,11 @@ def test_dense_weights_of_an_earlier_epoch_are_refused_beside_the_rows_of_the_la
             SettingsError, match=r"^set_weights .*rows of the last one; .*keep_best"
         ):
             model.set_weights(best)
+        model.save_weights(tmp_path / "first.weights.h5")
+        model.fit(x, y, verbose=0)
+        with pytest.raises(SettingsError, match=r"^load_weights .*rows of the last one; "):
+            model.load_weights(tmp_path / "first.weights.h5")
+        model.predict(x, verbose=0)  # nothing was loaded that it would have to refuse
         held = cluster.values()
         for weight in model.trainable_weights[1:]:
             np.testing.assert_array_equal(weight.numpy(), held[weight.path])

@@ -83,6 +83,18 @@ def test_unbuilt_subclassed_model_with_its_own_train_step(cluster):
     np.testing.assert_array_equal(cluster.values()[model.out.kernel.path], model.out.kernel.numpy())
 
 
+class LossOfEachRow(Subclassed):
+    def train_step(self, data):
+        return {"loss": tf.repeat(super().train_step(data)["loss"], 32)}
+
+
+def test_a_step_may_log_a_loss_of_each_row_and_its_progress_has_none(cluster):
+    model = distribute(compiled(LossOfEachRow(), "sgd"), cluster.contexts[0])
+    model.fit(X, Y, batch_size=32, verbose=0)
+    *_, last_step, _ = cluster.contexts[0].progress
+    assert last_step == (8, 256, None)
+
+
 class GivenInBuild(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Draws, derives and assigns first values when it is built."""
 
@@ -343,6 +355,18 @@ class Towers(keras.Model):  # type: ignore[misc]  # Keras has no types
 
     def call(self, x):
         return sum(self.towers[name](part) for name, part in x.items())
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_loss_that_reaches_no_variable_is_keras_own_error(cluster, is_distributed):
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)])
+    model.compile("sgd", lambda true, _: keras.ops.mean(keras.ops.cast(true, "float32")))
+    if is_distributed:
+        distribute(model, cluster.contexts[0])
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        model.fit(X, Y, batch_size=32, verbose=0)
+    assert cluster.pushes == 0
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")

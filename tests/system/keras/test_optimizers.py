@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from ps.errors import NonFiniteGradient
 from tests.support.keras_training import blobs, serving, together
 from tfos.errors import UnsupportedModel, UnsupportedOptimizer
 from tfos.keras.fit.distribute import distribute
@@ -115,6 +116,38 @@ def test_an_incomplete_sum_waits_for_the_next_epoch():
         assert int(model.optimizer._iterations) == int(plain.optimizer._iterations) == 24
     for weight, reference in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), reference.numpy())
+
+
+def normalizing_model():
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input((6,)), keras.layers.BatchNormalization(momentum=0.5)]
+    model = keras.Sequential([*layers, keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    return model
+
+
+def test_statistics_of_layers_keep_the_batches_of_an_incomplete_sum():
+    """No push has them yet, so a pull would undo them: at an epoch's end, or by predict."""
+    plain = normalizing_model()
+    with serving() as cluster:
+        model = distribute(normalizing_model(), cluster.contexts[0], consistency="sync")
+        for each in (plain, model):
+            fit(each, epochs=2)
+            each.predict(X, verbose=0)
+            fit(each)
+    for weight, reference in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), reference.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_a_step_that_failed_are_the_servers_again():
+    with serving() as cluster:
+        model = distribute(normalizing_model(), cluster.contexts[0], consistency="sync")
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        with pytest.raises(NonFiniteGradient):
+            model.train_on_batch(X[:BATCH] * np.inf, Y[:BATCH])
+        assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
 def test_a_batch_that_is_not_finite_is_left_out_of_the_sum():

@@ -170,3 +170,27 @@ def test_workers_with_uneven_epochs_end_them_together():
         assert stats.clock == 20, "10 barriers an epoch: 3 of both, 7 of worker 0 alone"
         for one, two in zip(models[0].weights, models[1].weights, strict=True):
             np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_statistics_are_the_mean_over_the_workers_after_each_step():
+    """A running mean by halves of 0 on one worker, and of 8 on the other."""
+    keras.utils.set_random_seed(7)
+    models = []
+    seen: dict[int, list[float]] = {}
+    for _ in range(2):
+        layers = [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.5)]
+        models.append(keras.Sequential([*layers, keras.layers.Dense(1)]))
+        models[-1].compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    with serving(num_workers=2) as cluster:
+
+        def work(rank):
+            model = distribute(models[rank], cluster.contexts[rank], consistency="sync")
+            mean, found = model.layers[0].moving_mean, seen.setdefault(rank, [])
+            watch = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: found.append(float(mean[0]))
+            )
+            x = np.full((8, 1), 8.0 * rank, "float32")
+            model.fit(x, x, batch_size=4, callbacks=[watch], shuffle=False, verbose=0)
+
+        together(work, 2)
+    assert seen == {0: [2.0, 3.0], 1: [2.0, 3.0]}

@@ -270,6 +270,26 @@ def test_weights_that_are_set_on_a_model_built_after_distribute_give_way_to_trai
         chief.client.close()
 
 
+def test_statistics_that_are_set_in_an_incomplete_sum_give_way_to_trained_ones():
+    def make_normalizing():
+        layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1, name="out")]
+        model = keras.Sequential([keras.Input((3,)), *layers], name="line")
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+        model.compile(optimizer, "mse", jit_compile=False)
+        return model
+
+    with serving() as cluster:
+        trained(distribute(make_normalizing(), cluster.contexts[0]), 3)
+        chief = again(cluster.contexts[0])
+        model = distribute(make_normalizing(), chief)
+        trained(model, 1)
+        model.set_weights([np.full_like(each, 7) for each in model.get_weights()])
+        held = cluster.values()
+        for weight in model.weights:
+            np.testing.assert_array_equal(weight.numpy(), held[weight.path])
+        chief.client.close()
+
+
 def test_a_worker_that_has_taken_trained_values_agrees_with_the_others_on_the_first_batch(tmp_path):
     with serving() as cluster:
         distribute(make_unbuilt(), cluster.contexts[0]).fit(X, Y, batch_size=BATCH, verbose=0)

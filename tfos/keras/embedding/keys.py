@@ -1,7 +1,7 @@
 """Keys: what a layer's input names in its table, as one flat int64 tensor.
 
 Covers: integers of any width, strings and bytes by a hash, dense and ragged shapes, padding.
-Does not: look anything up (row_flow), combine rows (layer).      Pure functions of tensors.
+Does not: look anything up (row_flow), combine rows (combine).      Pure functions of tensors.
 
 A string's key is `tf.strings.to_hash_bucket_fast(text, STRING_KEYS)`. It is the same on every
 machine and in an exported graph; ps.string_ids computes it without TensorFlow.

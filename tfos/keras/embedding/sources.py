@@ -5,7 +5,7 @@ Does not: train (tfos.keras.step.tables).
 Threads: TensorFlow calls a source from its own threads, several at a time.
 
 A graph that contains such a lookup runs in this process only; exports replace the layers
-(tfos.keras.export).
+(plain), or put the rows into the graph (graph_rows).
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import keras
 import msgspec
 import numpy as np
 
-from ps.errors import PSSettingsError
 from ps.manifest.initializer_spec import (
     Constant,
     Initializer,
@@ -87,10 +86,7 @@ class TableSettings:
         """
         values = {name: getattr(self, name) for name in self.field_names}
         values["rule"] = self.rule or default_rule or _ANY_RULE
-        try:
-            return TableSpec(**values)
-        except PSSettingsError as error:
-            raise SettingsError(str(error)) from error
+        return TableSpec(**values)
 
     @property
     def unseen_row(self) -> np.ndarray[Any, np.dtype[Any]]:

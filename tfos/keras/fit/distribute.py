@@ -2,7 +2,8 @@
 
 Covers: the checks, and the methods of the one model object that are replaced: its train function,
 `fit`, `evaluate`, `predict`, `train_on_batch`, `test_on_batch`, `predict_on_batch`, `save`,
-`save_weights`, `export`, `set_weights`, `load_weights`, `summary`.
+`save_weights`, `export`, `__reduce__` (copies and pickles), `set_weights`, `load_weights`,
+`get_metrics_result`, `summary`; what its optimizer saves and loads.
 Does not: subclass or patch Keras, so other models are untouched; run a fit
 (tfos.keras.fit.fit_call).
 Threads: use the model from one thread.
@@ -280,13 +281,12 @@ def _pushing(original: Callable[..., Any], trainer: PSTrainer) -> Callable[..., 
     @functools.wraps(original)
     def pushing(*args: Any, **kwargs: Any) -> Any:
         trainer.attach_if_filled()
-        result = original(*args, **kwargs)
         if trainer.has_trained_rows:
-            trainer.pull()
             raise SettingsError(
                 f"{original.__name__} after a training step {SPLITS_AN_EPOCH}. Set initial values "
                 "before the first step"
             )
+        result = original(*args, **kwargs)
         if trainer.was_trained_before:
             trainer.keep_trained(original.__name__)
         else:

@@ -8,6 +8,7 @@ Threads: the thread that runs `fit`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,8 +88,10 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         epochs = (self.params or {}).get("epochs")
         if epochs is not None and not isinstance(epochs, AllEpochs):
             numbers["epochs"] = float(epochs)
-        loss = (logs or {}).get("loss")
-        numbers |= {"steps": steps, "rows": rows, "loss": None if loss is None else float(loss)}
+        numbers |= {"steps": steps, "rows": rows, "loss": None}
+        loss: Any = (logs or {}).get("loss")
+        with contextlib.suppress(TypeError, ValueError):  # None, or what an own train_step returns
+            numbers["loss"] = float(loss)
         self._ctx.report_numbers(numbers)
 
 

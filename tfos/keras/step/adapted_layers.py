@@ -2,7 +2,7 @@
 
 Covers: vocabularies with their weights (StringLookup, IntegerLookup, TextVectorization) and limits
 of bins (Discretization), which no variable holds; their comparison with other workers;
-Normalization after the servers have given its variables values (tfos.keras.step.variables).
+Normalization after the servers have given its variables values (tfos.keras.step.attach).
 Does not: exchange the digests (tfos.keras.fit.epoch_agreement).
 Threads: the thread that attaches the model or runs `fit`.
 """

@@ -1,7 +1,7 @@
 """Seconds that a worker has spent in each part of its steps: compute, feed, lookup, pull, push.
 
 Covers: adding them up.
-Does not: know the steps (tfos.keras.step.trainer), report the sums (tfos.keras.fit.callbacks).
+Does not: know the steps (tfos.keras.step.trainer), report the sums (tfos.keras.fit.progress).
 """
 
 from __future__ import annotations

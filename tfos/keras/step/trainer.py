@@ -3,7 +3,7 @@
 Covers: the parts of a step (rows, compute, send or refuse), when the model attaches, what waits for
 pushes in flight, the batches that are prepared ahead.
 Does not: compute (tfos.keras.step.gradients), send or receive (tfos.keras.step.exchange), hook into
-Keras (tfos.keras.fit), report times (tfos.keras.fit.callbacks).
+Keras (tfos.keras.fit), report times (tfos.keras.fit.progress).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
 miss the last part.
 
@@ -493,7 +493,9 @@ class PSTrainer:
                     "the whole model now to put values on the servers",
                     path,
                 )
-            self._attached.exchange.pull(timeout_s)
+            # Those of a step that failed may be NaN; those of several workers must not differ.
+            keeps_statistics = not self._is_behind and self.ctx.num_workers == 1
+            self._attached.exchange.pull(timeout_s, keeps_statistics=keeps_statistics)
             self._is_behind = False
 
     def pull_newest(self, *, is_checked: bool = True, x: Any = None) -> None:
@@ -596,6 +598,7 @@ class PSTrainer:
             return
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
+        self._is_behind = True  # no statistic of the program's stays for an incomplete sum either
         self.pull()
         # What other workers set never reaches the servers, so they have lost nothing.
         if self._has_told_kept or not self.ctx.is_chief:

@@ -12,6 +12,7 @@ import pytest
 from ps.errors import ServerGone, ServerPhaseError
 from tfos.config import Checkpoints
 from tfos.control.messages import BatchReport, LeaveBatch, SaveBatches, TrainBatch
+from tfos.errors import SettingsError
 from tfos.fit_place import METADATA_NAME as FED_EPOCHS
 from tfos.fit_place import FedEpochs, FitPlace, fed_epochs
 from tfos.worker.trained import feeds
@@ -798,3 +799,35 @@ def test_a_batch_that_two_threads_find_over_ends_once():
     assert state.end_of(4, 0) is None
     state.done()
     assert state.is_free
+
+
+def test_no_batch_begins_while_an_ordered_save_runs():
+    state, order = TrainedFeed(), Bed().order(1, 0, 6)
+    assert state.begin_save()
+    assert not state.admit(order, None, ())
+    state.is_saving = False
+    assert state.admit(order, None, ())
+
+
+@pytest.mark.parametrize("stream", ["", "runs", "was revoked", "is trained", "was resumed"])
+def test_a_stream_is_refused_by_servers_that_begin_behind_its_first_batch(stream: str):
+    """They do not hold its id, so a run that resumes from a save would train the batch again."""
+    client: Any = Client()
+    saver: Any = Saver(client, {METADATA_NAME: {"q": 5}} if stream == "was resumed" else None)
+    batches = TrainedFeeds(lambda _: None)
+    batches.begin(None, lambda: client)
+    batches.follow("input")
+    if stream == "was revoked":
+        batches.leave(LeaveBatch("input", 1, in_part=False))
+    elif stream in ("runs", "is trained"):
+        batches.expect(Bed().order(1, 0, 6))
+    if stream == "is trained":
+        batches.trained("input", 0, PLACE)
+    if stream:
+        with pytest.raises(SettingsError, match=r"a stream with num_ps=0: .*; use num_ps >= 1"):
+            batches.begin_late(saver, lambda: client)
+        return
+    batches.begin_late(saver, lambda: client)
+    batches.expect(Bed().order(1, 0, 6))
+    batches.trained("input", 0, PLACE)
+    assert saver.log == ["hold", {"q": 6}, "release"], "it saves from now on"

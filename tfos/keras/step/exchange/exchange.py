@@ -168,16 +168,19 @@ class ParameterExchange:
         """Stop waiting for pushes; the pipeline's thread ends after those that it has."""
         self._in_flight.close()
 
-    def pull(self, timeout_s: float | None = None) -> None:
+    def pull(self, timeout_s: float | None = None, *, keeps_statistics: bool = False) -> None:
         """Take the servers' newest values, and their averages if they keep any; drain first.
 
         Args:
             timeout_s: seconds to wait for them; None: the client's timeout.
+            keeps_statistics: whether the layers' statistics stay where they contain batches that
+                are only accumulated so far: the servers have them with the next push.
         """
         received = self._replica.take()
         with self._times.on("pull"):
             self.clock = self._client.pull(received.arrays, timeout_s=timeout_s).clock
-        self._replica.adopt(received, self.clock)
+        statistics = not (keeps_statistics and self._rows_waiting)
+        self._replica.adopt(received, self.clock, statistics=statistics)
         self._replica.hold_copies()
         self._has_pulled = True
         self._replica.give(received)

@@ -14,7 +14,9 @@ import numpy as np
 
 from tfos.errors import UnsupportedModel
 from tfos.keras.step.variables import MOVING_COPY, Variables, raw_bytes
-from tfos.keras.variable_writes import is_write
+
+_BY_ROWS_OR_RULE = ("ResourceApply", "ResourceSparseApply", "ResourceScatter")
+"""How the other operations that change a variable begin, besides those that assign."""
 
 
 class OwnWrites:
@@ -92,7 +94,7 @@ class _Bodies:
 
     def _writes(self, kind: str, node: Any, at: int, num_inputs: int) -> bool:
         """Return whether an operation writes the variable that is its input number `at`."""
-        if is_write(kind):
+        if "Assign" in kind or kind.startswith(_BY_ROWS_OR_RULE):
             return True
         return any(
             self._body_writes(name, at - num_inputs)
