@@ -77,8 +77,8 @@ class MainFunWait:
         if not self._progress.is_starting or silent_s < _SILENT_S:
             return ""
         return (
-            f"main_fun runs {silent_s:.0f} s and reports no steps: pass callbacks=ctx.callbacks() "
-            "to fit, or call ctx.report_progress() in a loop of your own"
+            f"main_fun runs {silent_s:.0f} s and reports no steps: if it trains already, pass "
+            "callbacks=ctx.callbacks() to fit, or call ctx.report_progress() in a loop of your own"
         )
 
     def _show_end(self) -> None:

@@ -242,7 +242,7 @@ def test_calls_out_of_order_name_the_phase(spark):
             cluster.start(nothing, None)
         with pytest.raises(SettingsError, match="qname='other' is not a feed"):
             cluster.train(_rows(spark), qname="other")
-        with pytest.raises(SettingsError, match="RDD or a DataFrame, got list"):
+        with pytest.raises(SettingsError, match=r"RDD or a Spark DataFrame, got builtins\.list"):
             cluster.train([1, 2, 3])
 
 

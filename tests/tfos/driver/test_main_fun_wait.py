@@ -215,7 +215,8 @@ def test_a_loop_that_reports_nothing_is_told_apart_from_a_start():
     assert played.shown[1] == "workers: main_fun runs 0 s"
     assert played.shown[29] == "workers: main_fun runs 28 s"
     assert played.shown[-2] == (
-        "main_fun runs 31 s and reports no steps: pass callbacks=ctx.callbacks() to fit, or call "
+        "main_fun runs 31 s and reports no steps: if it trains already, pass "
+        "callbacks=ctx.callbacks() to fit, or call "
         "ctx.report_progress() in a loop of your own"
     )
 
