@@ -31,6 +31,10 @@ def labels(*shape: int) -> Any:
 WIDE = r"labels of output 'out0' have the shape \[batch, 2\] and the output has \[batch, 1\]: "
 
 
+def user_loss(expected: Any, found: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(expected - found))
+
+
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
@@ -56,8 +60,15 @@ def test_the_output_is_named_where_there_are_several(given: Any):
         check_labels(model(1, 1), given)
 
 
-def user_loss(expected: Any, found: Any) -> Any:
-    return keras.ops.mean(keras.ops.square(expected - found))
+@pytest.mark.parametrize("loss", ["mse", ["mse", "mse"], {"out0": "mse", "out1": user_loss}])
+def test_one_array_of_labels_for_several_outputs_is_refused_with_the_argument(loss: Any):
+    wanted = r"2 outputs .* \[batch, 2\]: .* label_cols=\{'out0': '…', 'out1': '…'\}"
+    with pytest.raises(SettingsError, match=wanted):
+        check_labels(model(1, 1, loss=loss), labels(8, 2))
+
+
+def test_one_array_of_labels_is_that_of_the_one_output_with_a_loss():
+    assert check_labels(model(2, 1, loss=["mse", None]), labels(8, 2))
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types

@@ -3,8 +3,8 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: rows without labels; outputs of known shapes, and Keras' losses that compare element by
-element and do not refuse this themselves.
+Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
+Keras' losses that compare element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
@@ -31,7 +31,7 @@ _ELEMENTWISE = {
 
 
 def check_labels(model: Any, labels: Any) -> bool:
-    """Refuse labels that a loss of Keras would compare with one unit each.
+    """Refuse labels that a loss of Keras would compare with one unit each, or with no output.
 
     Args:
         model: compiled.
@@ -42,13 +42,20 @@ def check_labels(model: Any, labels: Any) -> bool:
         first batch.
 
     Raises:
-        SettingsError: names both shapes.
+        SettingsError: names both shapes, or the outputs.
     """
     if not getattr(model, "built", False):
         return False
     outputs = getattr(model, "outputs", None)
     if not _is_kerass(model) or not outputs:
         return True
+    if len(outputs) > 1 and hasattr(labels, "shape") and _compares_several(model.loss):
+        named = ", ".join(f"{name!r}: '…'" for name in model.output_names)
+        raise SettingsError(
+            f"the model has {len(outputs)} outputs with losses, and the batch has one array of "
+            f"labels, {_text(_shape(labels))}: a list of columns is one matrix. Give each output "
+            f"its own; of columns, label_cols={{{named}}}"
+        )
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
         compares = _resolved(loss)
@@ -89,6 +96,13 @@ def _is_kerass(model: Any) -> bool:
         getattr(type(model), name) is getattr(keras.Model, name)
         for name in ("train_step", "compute_loss")
     )
+
+
+def _compares_several(loss: Any) -> bool:
+    """Whether more than one output has a loss."""
+    if isinstance(loss, Mapping | list | tuple):
+        return sum(each is not None for each in keras.tree.flatten(loss)) > 1
+    return loss is not None
 
 
 def _matched(model: Any, outputs: list[Any], labels: Any) -> Iterator[tuple[str, Any, Any, Any]]:
