@@ -311,6 +311,15 @@ def test_arguments_of_kerass_embedding_are_refused_with_what_to_write(args, kwar
         Embedding(*args, **kwargs)
 
 
+def test_the_matrix_of_kerass_embedding_is_refused_with_what_to_call():
+    layer = bound(name="film")
+    for _ in ("before it is built", "and then"):
+        with pytest.raises(AttributeError, match=r"'film' has no matrix .*Call the layer with the"):
+            _ = layer.embeddings
+        layer(tf.constant([1]))
+    assert not hasattr(layer, "embeddings")
+
+
 def test_a_layer_that_is_an_embedding_has_arguments_of_its_own():
     class Sized(Embedding):
         def __init__(self, num_rows, dim):

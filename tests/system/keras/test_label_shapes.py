@@ -31,6 +31,10 @@ def labels(*shape: int) -> Any:
 WIDE = r"labels of output 'out0' have the shape \[batch, 2\] and the output has \[batch, 1\]: "
 
 
+def user_loss(expected: Any, found: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(expected - found))
+
+
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
@@ -56,8 +60,51 @@ def test_the_output_is_named_where_there_are_several(given: Any):
         check_labels(model(1, 1), given)
 
 
-def user_loss(expected: Any, found: Any) -> Any:
-    return keras.ops.mean(keras.ops.square(expected - found))
+@pytest.mark.parametrize("loss", ["mse", ["mse", "mse"], {"out0": "mse", "out1": user_loss}])
+def test_one_array_of_labels_for_several_outputs_is_refused_with_the_argument(loss: Any):
+    wanted = r"2 outputs .* \[batch, 2\]: .* label_cols=\{'out0': '…', 'out1': '…'\}"
+    with pytest.raises(SettingsError, match=wanted):
+        check_labels(model(1, 1, loss=loss), labels(8, 2))
+
+
+def by_key() -> keras.Model:
+    given = keras.Input((3,))
+    made = keras.Model(given, {key: keras.layers.Dense(1)(given) for key in ("click", "buy")})
+    made.compile(loss="mse")
+    return made
+
+
+def test_a_dict_of_outputs_is_named_by_its_keys_and_not_by_its_layers():
+    with pytest.raises(SettingsError, match=r"label_cols=\{'buy': '…', 'click': '…'\}"):
+        check_labels(by_key(), labels(8, 2))
+    with pytest.raises(SettingsError, match=r"output 'click' have the shape \[batch, 2\]"):
+        check_labels(by_key(), {"buy": labels(8), "click": labels(8, 2)})
+
+
+def two_of_one_layer() -> keras.Model:
+    given = keras.Input((3,))
+    _, *states = keras.layers.LSTM(1, return_state=True)(keras.layers.Reshape((3, 1))(given))
+    made = keras.Model(given, states)
+    made.compile(loss="mse")
+    return made
+
+
+def nested() -> keras.Model:
+    given = keras.Input((3,))
+    both = [keras.layers.Dense(1)(given) for _ in range(2)]
+    made = keras.Model(given, {"both": both})
+    made.compile(loss="mse")
+    return made
+
+
+@pytest.mark.parametrize("made", [two_of_one_layer, nested])
+def test_outputs_that_no_dict_of_columns_can_name_get_their_labels_from_a_map_fn(made: Any):
+    with pytest.raises(SettingsError, match=r"\[batch, 2\]: .* a map_fn returns them nested"):
+        check_labels(made(), labels(8, 2))
+
+
+def test_one_array_of_labels_is_that_of_the_one_output_with_a_loss():
+    assert check_labels(model(2, 1, loss=["mse", None]), labels(8, 2))
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types

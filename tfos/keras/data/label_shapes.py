@@ -3,8 +3,8 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: rows without labels; outputs of known shapes, and Keras' losses that compare element by
-element and do not refuse this themselves.
+Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
+Keras' losses that compare element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
@@ -31,7 +31,7 @@ _ELEMENTWISE = {
 
 
 def check_labels(model: Any, labels: Any) -> bool:
-    """Refuse labels that a loss of Keras would compare with one unit each.
+    """Refuse labels that a loss of Keras would compare with one unit each, or with no output.
 
     Args:
         model: compiled.
@@ -42,13 +42,19 @@ def check_labels(model: Any, labels: Any) -> bool:
         first batch.
 
     Raises:
-        SettingsError: names both shapes.
+        SettingsError: names both shapes, or the outputs.
     """
     if not getattr(model, "built", False):
         return False
     outputs = getattr(model, "outputs", None)
     if not _is_kerass(model) or not outputs:
         return True
+    if len(outputs) > 1 and hasattr(labels, "shape") and _compares_several(model.loss):
+        raise SettingsError(
+            f"the model has {len(outputs)} outputs with losses, and the batch has one array of "
+            f"labels, {_text(_shape(labels))}: a list of columns is one matrix. Give each output "
+            f"its own: {_each_its_own(model, len(outputs))}"
+        )
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
         compares = _resolved(loss)
@@ -91,13 +97,39 @@ def _is_kerass(model: Any) -> bool:
     )
 
 
+def _compares_several(loss: Any) -> bool:
+    """Whether more than one output has a loss."""
+    if isinstance(loss, Mapping | list | tuple):
+        return sum(each is not None for each in keras.tree.flatten(loss)) > 1
+    return loss is not None
+
+
 def _matched(model: Any, outputs: list[Any], labels: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield name, output, its labels and its loss."""
-    names = getattr(model, "output_names", None) or [model.layers[-1].name]  # of a Sequential
+    names = _names(model, len(outputs))
     for at, (name, output) in enumerate(zip(names, outputs, strict=True)):
         label, loss = (_part(each, at, name, len(outputs)) for each in (labels, model.loss))
         if label is not None and loss is not None:
             yield name, output, label, loss
+
+
+def _each_its_own(model: Any, count: int) -> str:
+    """Return how several outputs get their labels; one layer's outputs share its name."""
+    names = _names(model, count)
+    if len(set(names)) < count or len(model.output) < count:
+        return "a map_fn returns them nested as the outputs, x and (y[:, :1], y[:, 1:])"
+    named = ", ".join(f"{name!r}: '…'" for name in names)
+    return f"of columns, label_cols={{{named}}}"
+
+
+def _names(model: Any, count: int) -> list[str]:
+    """Return the keys of a dict of outputs, which Keras asks of losses and labels; else names."""
+    names = getattr(model, "output_names", None)
+    if names is None:  # of a Sequential
+        return [model.layers[-1].name]
+    by_key = model.output
+    is_flat = isinstance(by_key, Mapping) and len(by_key) == count
+    return sorted(by_key) if is_flat else list(names)
 
 
 def _part(nested: Any, at: int, name: str, count: int) -> Any:

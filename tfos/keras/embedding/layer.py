@@ -171,6 +171,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         return self.settings.name
 
     @property
+    def embeddings(self) -> Any:
+        """Refuse what is all rows of a `keras.layers.Embedding`, as retrieval and tied weights use.
+
+        Raises:
+            AttributeError: says what to call.
+        """
+        raise AttributeError(
+            f"layer {self.name!r} has no matrix `embeddings`: the rows of its table {self.table!r} "
+            "are looked up by id. Call the layer with the ids whose rows are needed, as those of "
+            "all candidates of a retrieval, keras.ops.arange(n)"
+        )
+
+    @property
     def pad_key(self) -> int | None:
         """The key of `pad_id`; None: there is none."""
         if self.pad_id is not None and self._pad_key is None:
