@@ -9,7 +9,6 @@ Runs in: workers. Keras is imported in functions only.
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,9 +160,8 @@ class FitProgram:
 
         del args
         data, validation = self.data.begun(), self.validation and self.validation.begun()
-        # The data's seed is all workers', and would be their layers' too.
-        own = secrets.randbits(32) if self.seed is None else self.seed + ctx.rank
-        keras.utils.set_random_seed(own)
+        if self.seed is not None:
+            keras.utils.set_random_seed(self.seed + ctx.rank)
         model = self.recipe.build(is_distributed=self.consistency is not None)
         if not self.recipe.content and ctx.rank == 0:
             check_saved(model, self.recipe.custom_objects)

@@ -139,7 +139,8 @@ class Estimator:
             consistency: mode of ctx.distribute.
             staleness_bound: steps, for `consistency="ssp"`.
             seed: shuffles the rows of a DataFrame or path, differently in each epoch; with the
-                worker's rank added, it seeds Keras. None: their own order, and no seed.
+                worker's rank added, it seeds Keras. None: their own order, and no seed; a fit of a
+                function draws one.
             exactly_once: whether a task that Spark repeats skips the rows that it fed before;
                 correct only if a partition has the same rows in the same order again.
             verbose: show progress.

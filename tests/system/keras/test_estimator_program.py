@@ -132,7 +132,7 @@ def of_two(make):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_workers_without_a_seed_draw_numbers_of_their_own():
+def test_workers_draw_numbers_of_their_own():
     """The data's seed, which all of them have, is not the one of their layers."""
     drawn = []
 
@@ -140,8 +140,7 @@ def test_workers_without_a_seed_draw_numbers_of_their_own():
         drawn.append([float(keras.random.uniform(())), np.random.random(), random.random()])
         return recording()
 
-    program = of_two(shuffled)
-    seen_by_two(dataclasses.replace(program, recipe=ModelRecipe(model_fn=drawing), seed=None))
+    seen_by_two(dataclasses.replace(of_two(shuffled), recipe=ModelRecipe(model_fn=drawing)))
     assert not set(drawn[0]) & set(drawn[1])
 
 
