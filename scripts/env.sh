@@ -8,7 +8,7 @@ tfos_fail() {
   exit 1
 }
 
-# Sets TFOS_CAN_APT when packages can be installed without asking anybody.
+# Succeeds where packages can be installed without asking anybody.
 tfos_can_apt() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1
 }

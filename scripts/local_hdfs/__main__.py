@@ -32,7 +32,12 @@ def main() -> int:
     parser.add_argument("order", choices=["up", "down", "status"])
     parser.add_argument("--datanodes", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--kerberos", action="store_true", help="with a realm of its own")
-    parser.add_argument("--directory", type=Path, default=_default_directory(kind))
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=_default_directory(kind),
+        help="new or empty; removed at its end (default: %(default)s)",
+    )
     args = parser.parse_args(sys.argv[2:])
     try:
         with _only_one(args.directory):

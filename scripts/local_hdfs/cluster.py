@@ -110,7 +110,7 @@ class LocalHdfs:
         """Start a new, empty HDFS in `directory` and return when files can be written.
 
         Args:
-            directory: made if absent, for this user alone; must hold no HDFS yet.
+            directory: made if absent, for this user alone; empty, since `stop` removes it.
             num_datanodes: at least 1; files have 2 replicas, or 1 with one DataNode.
             with_parent: end the processes also when the calling thread dies without `stop`.
             kerberos: start a realm as well; clients then need its tickets.
@@ -123,12 +123,15 @@ class LocalHdfs:
             raise LocalHdfsError(f"an HDFS needs at least 1 DataNode, got {num_datanodes}")
         class_path()  # downloads before anything is made
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (directory / STATE).exists():
-            raise LocalHdfsError(f"{directory} holds an HDFS already")
+        if any(directory.iterdir()):
+            raise LocalHdfsError(
+                f"{directory} is not empty, and would be removed with the HDFS; remove it if a"
+                " killed start has left it, or choose another --directory"
+            )
         state = cls._free_state(num_datanodes, kerberos=kerberos)
         hdfs = cls(directory, state, with_parent=with_parent)
-        hdfs._configure()
         try:
+            hdfs._configure()
             hdfs.start_kdc()
             hdfs._format()
             hdfs._start_all()

@@ -1,7 +1,7 @@
 """What keeps a local HDFS from starting.
 
 LocalHdfsError
-└── MissingTool      Java or Maven is not installed     → install it
+└── MissingTool      Java, Maven or Kerberos is not installed     → install it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class LocalHdfsError(Exception):
 
 
 class MissingTool(LocalHdfsError):
-    """Java or Maven is absent; the message says what to run."""
+    """Java, Maven or Kerberos is absent; the message says what to run."""
 
 
 def last_lines(text: str, count: int = 12) -> str:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local_hdfs.cluster import State
+from scripts.local_hdfs import cluster
+from scripts.local_hdfs.cluster import LocalHdfs, State
 from scripts.local_hdfs.daemon import Daemon
-from scripts.local_hdfs.errors import LocalHdfsError
+from scripts.local_hdfs.errors import LocalHdfsError, MissingTool
+from scripts.local_hdfs.kdc import Kdc
 from scripts.local_hdfs.sites import Ports
 from scripts.local_hdfs.yarn import LocalYarn
 from scripts.local_hdfs.yarn_sites import YarnPorts, node_manager_options, yarn_site
@@ -38,6 +40,34 @@ def test_hdfs_alone_is_refused_as_a_yarn(tmp_path: Path):
     (tmp_path / "state.json").write_text(State(HDFS_PORTS, ()).to_json())
     with pytest.raises(LocalHdfsError, match="holds an HDFS without YARN"):
         LocalYarn.found(tmp_path)
+
+
+@pytest.fixture
+def jars(monkeypatch: pytest.MonkeyPatch):
+    """Hadoop, which is not needed where no process starts."""
+    monkeypatch.setattr(cluster, "class_path", lambda: "")
+
+
+@pytest.mark.usefixtures("jars")
+def test_a_directory_with_files_is_refused_because_its_end_removes_them(tmp_path: Path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(LocalHdfsError, match=r"is not empty.* another --directory"):
+        LocalHdfs.started(tmp_path)
+    assert list(tmp_path.iterdir()) == [notes]
+
+
+@pytest.mark.usefixtures("jars")
+def test_a_start_without_kerberos_tools_leaves_no_directory(tmp_path: Path, monkeypatch):
+    """What stayed would be in the way of the next start, and `down` would not find it."""
+
+    def create(*_: object) -> None:
+        raise MissingTool("Kerberos needs krb5kdc")
+
+    monkeypatch.setattr(Kdc, "create", create)
+    with pytest.raises(MissingTool):
+        LocalHdfs.started(tmp_path / "run", kerberos=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_listen_on_loopback_and_node_managers_share_nothing():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -281,7 +282,7 @@ def fit_made(
         make: returns the dataset, in batches; several workers take turns in its batches.
         recipe: the model.
         settings: how it trains; `batch_size` is up to the function. `make` runs under one
-            seed in all workers, so that its shuffles agree.
+            seed in all workers, so that its shuffles agree; without one, each fit draws its own.
         validation: returns the dataset that validates each epoch; each worker validates all of it.
 
     Raises:
@@ -289,7 +290,8 @@ def fit_made(
         NodeFailedError: a worker failed.
     """
     _check_settings(settings, recipe)
-    seed = settings.seed or 0
+    seed = secrets.randbits(31) if settings.seed is None else settings.seed
+    settings = dataclasses.replace(settings, seed=seed)  # the shuffles of all workers need one
     held = None if validation is None else MadeData(validation, seed)
     return _trained(sc, _program(recipe, settings, MadeData(make, seed), held), settings)
 

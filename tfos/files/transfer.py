@@ -144,7 +144,7 @@ def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         left = os.fstat(descriptor).st_size if limit_bytes is None else limit_bytes
-        while left and (piece := file.read(min(left, PIECE_BYTES))):
+        while piece := file.read(min(left, PIECE_BYTES)):
             left -= len(piece)
             yield piece
 

@@ -128,9 +128,8 @@ class TrainingQueue:
     def busy_s(self) -> float:
         """Total seconds of all attempts that have ended, and of those in progress so far."""
         now_s = self._clock()
-        training = {  # a slot once: it also holds items whose end it has yet to report
-            slot for item, slot in self._holders.items() if self._ahead.get(slot.slot) != item
-        }
+        # A slot once: it also holds an item ahead, and items whose end it has yet to report.
+        training = set(self._holders.values())
         return self._ended_s + sum(now_s - self._begun_s.get(slot, now_s) for slot in training)
 
     def count(self, state: TrainingState) -> int:
@@ -199,7 +198,7 @@ class TrainingQueue:
             ended: its report. One that repeats another, or comes from a slot that was given up, is
                 ignored.
         """
-        if not 0 <= ended.item < len(self.table) or self._holders.get(ended.item) != slot:
+        if self._holders.get(ended.item) != slot:
             return False
         if ended.attempt != self._orders[ended.item]:
             return False

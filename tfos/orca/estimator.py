@@ -138,8 +138,8 @@ class Estimator:
             num_ps: servers among them; None: one beside several workers.
             consistency: mode of ctx.distribute.
             staleness_bound: steps, for `consistency="ssp"`.
-            seed: shuffles the rows of a DataFrame or path, differently in each epoch; with the
-                worker's rank added, it seeds Keras. None: their own order, and no seed.
+            seed: shuffles rows of a DataFrame or path, differently in each epoch; plus the rank, it
+                seeds a worker's Keras. None: rows in their order; a fit of a function draws one.
             exactly_once: whether a task that Spark repeats skips the rows that it fed before;
                 correct only if a partition has the same rows in the same order again.
             verbose: show progress.

@@ -170,9 +170,9 @@ def in_shape(values: Array, shape: Sequence[int | None]) -> Array | None:
         sides = zip(values.shape[1:], shape, strict=True)
         if all(wanted in (None, side) for side, wanted in sides):
             return values
-    elif sum(each is None for each in shape) < 2:
+    else:
         sizes = [-1 if each is None else each for each in shape]
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # other sizes, or two lengths that are not known
             return values.reshape(len(values), *sizes)
     return None
 

@@ -131,6 +131,19 @@ def of_two(make):
     )
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_workers_draw_numbers_of_their_own():
+    """The data's seed, which all of them have, is not the one of their layers."""
+    drawn = []
+
+    def drawing():
+        drawn.append([float(keras.random.uniform(())), np.random.random(), random.random()])
+        return recording()
+
+    seen_by_two(dataclasses.replace(of_two(shuffled), recipe=ModelRecipe(model_fn=drawing)))
+    assert not set(drawn[0]) & set(drawn[1])
+
+
 def permuted_by_numpy():
     """Yield the rows in an order that is drawn when they are read."""
     yield from np.random.permutation(NUM_ROWS)

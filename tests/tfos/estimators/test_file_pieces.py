@@ -33,6 +33,30 @@ def test_a_large_file_comes_by_several_requests_of_which_each_is_bounded(monkeyp
     assert max(asked) == 16
 
 
+def test_a_file_may_take_more_requests_than_may_bring_nothing(monkeypatch):
+    """At 16 MiB a request: a model of 500 MiB."""
+    monkeypatch.setattr(file_pieces, "PIECE_BYTES", 1)
+    content = random.Random(0).randbytes(500)
+    assert joined(lambda places: [FilePieces(content).piece(at) for at in places], 1) == content
+
+
+def test_pieces_that_come_out_of_order_are_put_in_order():
+    files = [random.Random(n).randbytes(PIECE_BYTES * 2 + 1) for n in range(2)]
+    turns = iter([[0], [1, 1], [1]])  # of the other worker first its second and third piece
+
+    def ask(places: list[int]) -> list[bytes]:
+        turn = zip(next(turns), places, strict=True)
+        return [FilePieces(files[who]).piece(at) for who, at in turn]
+
+    assert joined(ask, 2) == files[1]
+
+
+def test_a_file_that_is_not_the_one_that_was_cut_is_an_error():
+    answer = FilePieces(b"trained").piece(0).replace(b"trained", b"changed")
+    with pytest.raises(NoResultError, match="did not come back as its worker saved it"):
+        joined(lambda _: [answer], 1)
+
+
 def test_pieces_of_two_workers_are_asked_for_again():
     files = [random.Random(n).randbytes(PIECE_BYTES * 2 + n) for n in range(2)]
     # A piece of the one, twice of the other, and the rest of the first.

@@ -145,6 +145,19 @@ def test_settings_that_cannot_work_are_refused(settings, text):
         settings.check()
 
 
+def test_a_fit_of_a_function_without_a_seed_draws_one_for_all_its_workers(monkeypatch):
+    """Every fit began with the same weights and shuffled alike."""
+    programs: list[Any] = []
+    monkeypatch.setattr(training, "_trained", lambda _, program, __: programs.append(program))
+    for seed in (None, None, 5):
+        settings, recipe = FitSettings(seed=seed), ModelRecipe(model_fn=object)
+        training.fit_made(None, object, recipe, settings, object)
+    seeds = [{each.seed, each.data.seed, each.validation.seed} for each in programs]
+    assert [len(each) for each in seeds] == [1, 1, 1]
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == {5}
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_seed_that_numpy_takes_from_every_worker_is_accepted(rank):
     FitSettings(seed=2**32 - 1 - rank, cluster_size=2 + rank).check()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.feed import eventually
 from tests.support.waiting import WAIT_S
 from tfos.errors import NotEnoughSlots
+from tfos.estimators import slots
 from tfos.estimators.slots import SlotQueue
 
 
@@ -80,3 +82,21 @@ def test_a_fit_gives_up_where_no_other_ends_in_time():
     first.finish()
     with queue.take(2, lambda: 3, timeout_s=0.0):
         assert queue._taken == 2
+
+
+def test_a_fit_waits_for_as_long_as_others_begin_and_end(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(slots, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(slots, "_LOOK_S", 0.0)
+    queue = SlotQueue()
+
+    def total() -> int:
+        now_s[0] += 60.0
+        if now_s[0] <= 180.0:
+            queue._count(0)  # as a fit that ends while another one begins
+        return 3
+
+    with queue.take(2, total):
+        with pytest.raises(NotEnoughSlots), queue.take(2, total, timeout_s=100.0):
+            pytest.fail("there is 1 slot")
+        assert now_s[0] > 180.0 + 100.0

@@ -13,6 +13,7 @@ from feeding.filesystem.interface import FileStatus
 from feeding.filesystem.local import LocalFileSystem
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tests.support.waiting import wait_until
+from tfos.files import log_fetch
 from tfos.files.log_fetch import LogFetch
 from tfos.worker.reports.log_mirror import LogMirror
 
@@ -128,6 +129,15 @@ def test_directories_that_nest_for_ever_end(places):
     put(there, "/".join("x" * 30) + f"/{EVENTS}", b"deep")
     fetch(here, there).round()
     assert not any(path.is_file() for path in here.rglob("*"))
+
+
+def test_a_round_lists_a_bounded_number_of_directories(places, monkeypatch):
+    here, there = places
+    for number in range(5):
+        put(there, f"run-{number}/{EVENTS}", b"x")
+    monkeypatch.setattr(log_fetch, "MOST_DIRECTORIES", 3)
+    fetch(here, there).round()
+    assert len(list(here.rglob(EVENTS))) == 2, "the first listed is the directory above"
 
 
 @pytest.mark.attack("A18")

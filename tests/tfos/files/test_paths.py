@@ -107,6 +107,11 @@ def test_an_output_has_one_meaning_in_every_process(path, place, expected):
     assert output_directory(path, "checkpoints", place) == expected
 
 
+def test_an_empty_path_is_not_the_working_directory():
+    with pytest.raises(SettingsError, match=r"^checkpoints: a path must be a non-empty str"):
+        output_directory("", "checkpoints", DISK)
+
+
 def test_a_scheme_with_one_slash_is_no_relative_name():
     with pytest.raises(SettingsError, match="'hdfs:/x' names no host; use hdfs://host"):
         absolute_path("hdfs:/x", default_fs="file:///", working_dir="/w")

@@ -20,6 +20,7 @@ from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.walking import walk
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
+from tfos.files import transfer
 from tfos.files.export_target import refuse_other_content
 from tfos.files.transfer import download, file_pieces, upload
 
@@ -81,6 +82,19 @@ def test_what_is_no_regular_file_is_not_read(tmp_path):
     for path in (pipe, Path("/dev/zero")):
         with pytest.raises(OSError, match="not a regular file"):
             list(file_pieces(path, limit_bytes=4))
+
+
+def test_of_a_file_that_grows_is_read_what_it_was(tmp_path, monkeypatch):
+    """A log that is written faster than it is sent would never end."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 4)
+    log = tmp_path / "log"
+    log.write_bytes(b"0123456789")
+    assert list(file_pieces(log, limit_bytes=6)) == [b"0123", b"45"]
+    pieces = file_pieces(log)
+    found = [next(pieces)]
+    with log.open("ab") as file:
+        file.write(b"more")
+    assert [*found, *pieces] == [b"0123", b"4567", b"89"]
 
 
 @pytest.mark.attack("A18")

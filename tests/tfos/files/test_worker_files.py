@@ -77,10 +77,12 @@ def test_a_single_file_is_copied_under_its_name(tmp_path, data):
     assert inputs["words"] == (str(tmp_path / "copies-0" / "words" / "a.csv"),)
 
 
-def test_a_worker_without_a_file_is_told(tmp_path, data, caplog):
-    inputs = of(tmp_path, InputFiles(name="x", path=str(data / "a.csv")), rank=1)
+def test_a_worker_without_a_file_is_told_and_no_other(tmp_path, data, caplog):
+    one = InputFiles(name="x", path=str(data / "a.csv"))
     with caplog.at_level(logging.WARNING):
-        assert inputs["x"] == ()
+        assert of(tmp_path, one, rank=0)["x"] == (str(data / "a.csv"),)
+        assert not caplog.records
+        assert of(tmp_path, one, rank=1)["x"] == ()
     assert "input 'x' has 1 files for 2 workers: none is this one's" in caplog.text
 
 

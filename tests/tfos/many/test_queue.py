@@ -73,6 +73,19 @@ def test_a_slot_whose_values_are_written_late_is_busy_with_one_item_at_a_time():
         assert queue.busy_s == now_s[0]
 
 
+@pytest.mark.parametrize("how", [Ending.NOT_BEGUN, Ending.RAISED])
+def test_an_item_that_was_ahead_and_is_drawn_again_has_begun(how):
+    """Else a process that it kills costs it no attempt, and it is trained for ever."""
+    queue = queue_of(2, is_durable=True)
+    queue.draw(A)
+    queue.draw(A, (0,), is_ahead=True)
+    queue.ended(A, failed(1, how))  # the value of the first is still being written
+    assert queue.draw(A, (0,)) == Train(1, 2)
+    attempts = queue.table[1].attempts
+    queue.slot_lost(0, "killed")
+    assert (queue.table[1].attempts, queue.table[1].error) == (attempts, "killed")
+
+
 def test_a_slot_waits_while_another_ones_item_may_come_back():
     queue = queue_of(1)
     queue.draw(A)

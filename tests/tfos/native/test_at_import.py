@@ -51,6 +51,19 @@ def test_other_modules_of_its_zip_file_are_not_changed():
     assert (first.NUMBER, second.NUMBER) == (1, 2)
     assert changed == [first]
     assert inspect.getsource(first) == "NUMBER = 1\n"
+    assert first.__spec__ is not None
+    assert {type(first.__loader__), type(first.__spec__.loader)} == {type(second.__loader__)}
+
+
+@pytest.mark.usefixtures("zipped")
+def test_each_module_that_is_waited_for_has_its_own_change():
+    changed: dict[str, list[object]] = {"first": [], "second": []}
+    for name, of_name in changed.items():
+        at_import(f"tfos_zipped.{name}", of_name.append)
+    for name, of_name in changed.items():
+        assert of_name == []
+        module = importlib.import_module(f"tfos_zipped.{name}")
+        assert of_name == [module]
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ from tfos.console.log_tail import MOST_CHARS, PIECE_BYTES, LogTail
 from tfos.control import messages
 from tfos.control.coordinator import READ_S
 from tfos.control.curve import MOST_POINTS, Curve, CurvePoint
+from tfos.control.state.cluster_state import ClusterState
 from tfos.failure import NodeFailure
 from tfos.monitor import stragglers
 from tfos.monitor.prometheus import ClusterPage
 from tfos.watch import snapshot as watch_snapshot
-from tfos.watch.job import STOP_REASON
+from tfos.watch.job import STOP_REASON, STREAMS_REASON
 from tfos.watch.run_history import record_of
 from tfos.watch.snapshot import Seen
 
@@ -207,6 +208,14 @@ def test_a_tail_is_bounded_and_tells_what_was_forgotten(bed):
     last = bed.job.log("worker:0", 0)["last"]
     bed.log("worker:0", *("y" * 2000 for _ in range(100)))
     assert bed.job.log("worker:0", last)["skipped"] > 0
+    assert bed.job.log("worker:0", 0)["skipped"] == 0, "a new reader waits for no line"
+
+
+@pytest.mark.parametrize("after", [math.nan, math.inf, -1.0])
+def test_an_operator_without_a_lines_number_is_answered_from_the_beginning(bed, after):
+    bed.log("worker:1", "one")
+    answer = bed.job.answer(messages.Ask("log", "worker:1", after))
+    assert json.loads(answer) == {"node": "worker:1", "lines": ["one"], "last": 1, "skipped": 0}
 
 
 @pytest.mark.attack("A24")
@@ -343,6 +352,28 @@ def test_a_save_is_the_chiefs_and_tells_where(bed):
     assert bed.job.snapshot()["checkpoints"]["saved"]["step"] == 8
 
 
+def test_a_later_save_is_answered_by_its_own_end(bed):
+    save = messages.SavedNow(1, path="/runs/7/step-8", step=8)
+    bed.coordinator.act(ClusterState.save_now)
+    report_to(bed.coordinator, node_id("worker:0"), save)
+    late = bed.job.save(timeout_s=0.01)
+    assert (late.is_done, "has not reported a save" in late.text) == (False, True)
+
+    def is_asked() -> bool:
+        return bed.coordinator.read(lambda state: state.saves_asked) == 3
+
+    def answer() -> None:
+        wait_until(is_asked, "the third order", 10.0)
+        saved = messages.SavedNow(3, path="/runs/7/step-9", step=9)
+        report_to(bed.coordinator, node_id("worker:0"), saved)
+
+    chief = threading.Thread(target=answer)
+    chief.start()
+    outcome = bed.job.save(timeout_s=20.0)
+    chief.join()
+    assert outcome == (True, "the parameters are saved in /runs/7/step-9")
+
+
 def test_a_save_that_failed_says_why(bed):
     chief = threading.Thread(target=bed.answer_save, kwargs={"error": "the disk is full"})
     chief.start()
@@ -394,6 +425,27 @@ def test_a_stop_asks_every_worker_once(bed, monkeypatch):
     stop = messages.StopTraining(STOP_REASON)
     assert sent == [("worker:0", stop), ("worker:1", stop)]
     assert bed.job.snapshot()["stop"] == STOP_REASON
+
+
+def test_streams_end_and_the_training_goes_on(bed):
+    assert json.loads(bed.job.answer(messages.Ask("end_streams")))["is_done"]
+    assert bed.coordinator.read(lambda state: state.streams_stop) == STREAMS_REASON
+    assert not bed.job.snapshot()["stop"]
+
+
+def test_a_training_that_is_over_is_not_stopped(bed):
+    for name in ("worker:0", "worker:1"):
+        report_to(bed.coordinator, node_id(name), messages.Done())
+    assert bed.job.stop() == (
+        False,
+        "main_fun has returned on every worker: no training is running",
+    )
+
+
+def test_servers_of_tensorflow_are_neither_saved_nor_stopped_here(bed, monkeypatch):
+    monkeypatch.setattr(ClusterState, "tensorflow_servers", ["ps:0"])
+    assert "tf.train.CheckpointManager" in bed.job.save().text
+    assert "its workers end together or not at all" in bed.job.stop().text
 
 
 def test_workers_that_tensorflow_ties_together_are_not_stopped(bed):
