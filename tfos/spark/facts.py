@@ -288,6 +288,17 @@ def running_tasks(spark: Any) -> dict[str, int]:
     return busy
 
 
+def num_ending_tasks(sc: Any) -> int:
+    """Return how many tasks run for no stage: Spark ends a job before its cancelled tasks end.
+
+    For a moment it also counts tasks that have just started.
+    """
+    tracker = sc.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    active = sum(stage.numActiveTasks for stage in stages if stage is not None)
+    return max(0, sum(running_tasks(sc._jsc.sc()).values()) - active)
+
+
 def num_free_slots(sc: Any) -> int:
     """Return how many more tasks the executors would start; nodes hold the slots of their tasks."""
     spark = sc._jsc.sc()

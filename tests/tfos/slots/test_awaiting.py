@@ -15,6 +15,7 @@ from tfos.console.console import Console
 from tfos.errors import PhaseError
 from tfos.slots import awaiting
 from tfos.slots.wait import SlotWait
+from tfos.spark import facts
 from tfos.spark.interruptible import CancelToken
 
 
@@ -78,6 +79,31 @@ def test_a_wait_tells_each_change_and_now_and_then_that_it_goes_on(monkeypatch):
     assert told[1][1] == "waiting for slots, 5 s so far; executors that have registered: 0 of 3"
     assert "1 of 3 executors have registered. Waiting for 2 more" in told[4][1]
     assert told[5][1] == "waiting for slots, 35 s so far; executors that have registered: 1 of 3"
+
+
+def test_a_wait_knows_how_many_tasks_of_ended_jobs_hold_slots(monkeypatch):
+    waits: Any = Played(monkeypatch, is_live=False)
+    waits.until_s = 1.0
+    waits.offer = lambda: _offer(3, slots=4)
+    waits._jsc = SimpleNamespace(sc=lambda: None)
+    waits.statusTracker = lambda: SimpleNamespace(
+        getActiveStageIds=lambda: [7, 8],
+        getStageInfo={7: SimpleNamespace(numActiveTasks=1), 8: None}.get,
+    )
+    monkeypatch.setattr(facts, "running_tasks", lambda _: {"0": 1, "1": 2})
+    seen: list[int] = []
+    wait: Any = SimpleNamespace(
+        config=ClusterConfig(),
+        started_s=0.0,
+        needs=_needs(3),
+        ready=lambda offer, now_s: seen.append(offer.ending),
+        held=lambda offer, now_s: "",
+        until=lambda offer: "",
+    )
+    job: Any = SimpleNamespace(coordinator=waits)
+    with pytest.raises(PhaseError):
+        awaiting.await_slots(waits, waits, job, wait, waits, waits.cancel)
+    assert set(seen) == {2}
 
 
 def test_a_terminal_sees_the_seconds_of_a_wait_and_none_is_left_there(monkeypatch):
