@@ -291,12 +291,20 @@ def running_tasks(spark: Any) -> dict[str, int]:
 def num_ending_tasks(sc: Any) -> int:
     """Return how many tasks run for no stage: Spark ends a job before its cancelled tasks end.
 
-    For a moment it also counts tasks that have just started.
+    The status store, which is seconds late on a busy host, does not tell them apart.
     """
-    tracker = sc.statusTracker()
-    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    active = sum(stage.numActiveTasks for stage in stages if stage is not None)
-    return max(0, sum(running_tasks(sc._jsc.sc()).values()) - active)
+    return _ending_in(sc._jsc.sc().taskScheduler().rootPool())
+
+
+def _ending_in(pool: Any) -> int:
+    ending, members = 0, pool.schedulableQueue().iterator()
+    while members.hasNext():
+        member = members.next()
+        if member.schedulableQueue() is not None:  # a pool of spark.scheduler.mode=FAIR
+            ending += _ending_in(member)
+        elif member.isZombie():
+            ending += int(member.runningTasks())
+    return ending
 
 
 def num_free_slots(sc: Any) -> int:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.tfos.slots.test_reading import of
 from tests.tfos.slots.test_wait import _needs, _offer
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
 from tfos.errors import PhaseError
 from tfos.slots import awaiting
 from tfos.slots.wait import SlotWait
-from tfos.spark import facts
 from tfos.spark.interruptible import CancelToken
 
 
@@ -81,16 +81,24 @@ def test_a_wait_tells_each_change_and_now_and_then_that_it_goes_on(monkeypatch):
     assert told[5][1] == "waiting for slots, 35 s so far; executors that have registered: 1 of 3"
 
 
-def test_a_wait_knows_how_many_tasks_of_ended_jobs_hold_slots(monkeypatch):
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_a_wait_knows_how_many_tasks_of_ended_jobs_hold_slots(monkeypatch, is_fair):
     waits: Any = Played(monkeypatch, is_live=False)
     waits.until_s = 1.0
     waits.offer = lambda: _offer(3, slots=4)
-    waits._jsc = SimpleNamespace(sc=lambda: None)
-    waits.statusTracker = lambda: SimpleNamespace(
-        getActiveStageIds=lambda: [7, 8],
-        getStageInfo={7: SimpleNamespace(numActiveTasks=1), 8: None}.get,
-    )
-    monkeypatch.setattr(facts, "running_tasks", lambda _: {"0": 1, "1": 2})
+    task_sets = [
+        SimpleNamespace(
+            schedulableQueue=lambda: None,
+            isZombie=lambda each=each: each,
+            runningTasks=lambda each=each: 1 + each,
+        )
+        for each in (True, False)
+    ]
+    pool: Any = SimpleNamespace(schedulableQueue=lambda: of(*task_sets))
+    if is_fair:
+        fair, pool = pool, SimpleNamespace(schedulableQueue=lambda: of(fair))
+    scheduler = SimpleNamespace(rootPool=lambda: pool)
+    waits._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(taskScheduler=lambda: scheduler))
     seen: list[int] = []
     wait: Any = SimpleNamespace(
         config=ClusterConfig(),
