@@ -525,6 +525,11 @@ class PSTrainer:
                 raise UnsupportedModel(told)
             logger.warning(told)
 
+    def pull_for_fit(self) -> None:
+        """Pull what all workers begin a fit with; tell what the program has changed since."""
+        self._tell_set_statistic()
+        self.pull()
+
     def _shares_given_layers(self) -> bool:
         """Whether another model has since trained with an Embedding of this one."""
         return self._attached is not None and self._attached.tables.given_away() is not None
