@@ -100,8 +100,8 @@ def unpickle_value(data: bytes, whose: str, kind: type[TFOSError]) -> Any:
 
 
 def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
-    while isinstance(main_fun, functools.partial) and (found := _failing_parts(main_fun)):
-        main_fun = found[0]
+    while isinstance(main_fun, functools.partial) and (parts := _failing_parts(main_fun)):
+        main_fun = parts[0]
     name = getattr(main_fun, "__qualname__", type(main_fun).__qualname__)
     if _fails(main_fun):
         found = _culprit(main_fun, 0) or _culprit_in_owner(main_fun)

@@ -148,7 +148,9 @@ def test_an_open_socket_is_named():
 def test_the_function_inside_partials_is_named():
     inner = functools.partial(_closure(LOCK))
     made = functools.partial(lambda run, args, ctx: run(), inner, args=1)
-    with pytest.raises(NotPicklable, match=r"_closure.<locals>.main_fun refers to 'captured' \(lock\) at"):
+    with pytest.raises(
+        NotPicklable, match=r"_closure.<locals>.main_fun refers to 'captured' \(lock\) at"
+    ):
         pickle_main_fun(made, None)
 
 
