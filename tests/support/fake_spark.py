@@ -271,7 +271,7 @@ class FakeJava:
     def sc(self) -> FakeJava:
         return self
 
-    taskScheduler = statusStore = sc
+    taskScheduler = statusStore = rootPool = sc
 
     def hadoopConfiguration(self) -> dict[str, str]:
         return {}
@@ -295,6 +295,9 @@ class FakeJava:
         self._spark.on_look()
         busy = self._spark.busy
         return _JavaList([types.SimpleNamespace(_1=lambda: "driver", _2=lambda: busy)])
+
+    def schedulableQueue(self) -> _JavaList:
+        return _JavaList([])
 
     def executorList(self, only_active: bool) -> Any:
         slots = self._spark.slots

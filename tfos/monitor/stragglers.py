@@ -25,8 +25,8 @@ SLOW = 2.0
 """A node is slow at this many times the others' median: users notice twice, noise is less."""
 LEAST_S = 1e-3
 """Shorter times are not reported."""
-LEAST_MB = 1.0
-"""Smaller traffic is not reported."""
+LEAST_MB_PER_S = 10.0
+"""Slower traffic is not reported: it is a twelfth of a gigabit network's."""
 LEAST_STEPS = 3
 _DATA_REQUESTS = ("push", "settle", "pull", "push_rows", "lookup")
 
@@ -179,8 +179,8 @@ def hot_shard(loads: Mapping[str, ServerLoad]) -> str:
             f"others {duration_text(others_s)}: update kernels {share:.0%}, receiving and sending "
             f"{1 - share:.0%}{_hot_table(load)}"
         )
-    name, others = _outlier(found, lambda load: load.mb_per_s, 0.0)
-    if not name or found[name].transferred_bytes < LEAST_MB * 1e6:
+    name, others = _outlier(found, lambda load: load.mb_per_s, LEAST_MB_PER_S)
+    if not name:
         return ""
     load = found[name]
     return (

@@ -71,13 +71,18 @@ class NodeTask:
             NodeStartError: the supervisor did not come up or did not reach the driver, or a signal
                 ended it while the cluster started.
         """
-        differences = versions.compare(self.versions, versions.installed())
-        # Before the bundle is read, whose fields another release does not know.
-        refuse_skew(differences)
-        nodes = list(bundles)  # to its end, or PySpark does not reuse this process
-        if len(nodes) != 1:
-            raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
-        yield self._run(nodes[0], versions.sentence(differences))
+        try:
+            differences = versions.compare(self.versions, versions.installed())
+            # Before the bundle is read, whose fields another release does not know.
+            refuse_skew(differences)
+            nodes = list(bundles)  # to its end, or PySpark does not reuse this process
+            if len(nodes) != 1:
+                raise NodeStartError(f"partition {index} holds {len(nodes)} nodes, expected 1")
+            result = self._run(nodes[0], versions.sentence(differences))
+        except Exception as error:
+            error.add_note(f"in task {index}")  # Spark 4.2 does not say: jobs.failed_task_of
+            raise
+        yield result
 
     def at_driver(self, bundle: NodeBundle) -> NodeResult:
         """Run one node in a process beside this one, which is the driver; it ends with it.

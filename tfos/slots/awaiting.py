@@ -23,7 +23,7 @@ from tfos.slots.placing import Fit
 from tfos.slots.reading import read_offer
 from tfos.slots.wait import SlotWait, kept_executors, shortage
 from tfos.slots.yarn import YarnContainers
-from tfos.spark.facts import SparkFacts
+from tfos.spark.facts import SparkFacts, num_ending_tasks
 from tfos.spark.interruptible import CancelToken
 from tfos.watch.job import Job
 
@@ -67,6 +67,7 @@ def await_slots(
                     seen,
                     claimed=claimed,
                     starting=starting,
+                    ending=num_ending_tasks(sc) if seen.busy else 0,
                     running=claims.running(),
                     kept=claims.kept(),
                     containers=given,

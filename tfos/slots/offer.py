@@ -56,6 +56,8 @@ class Offer:
     starting: int = 0
     """Number of claimed slots whose nodes are starting; until they register, these also count as
     busy."""
+    ending: int = 0
+    """Number of busy slots whose tasks end: their jobs have ended, as those of a failed fit."""
     containers: int | None = None
     """Number of containers that YARN has given to executors; None: unknown."""
     task: NodeShare = ONE_CORE
@@ -99,9 +101,9 @@ class Offer:
 
     @property
     def free_at_most(self) -> int:
-        """Number of free slots if every starting node were counted twice."""
-        twice = min(self.busy, self.starting)
-        return max(0, self.total - self.busy - self.claimed + twice)
+        """Number of free slots if every starting node were counted twice and ending tasks ended."""
+        passing = min(self.busy, self.starting + self.ending)
+        return max(0, self.total - self.busy - self.claimed + passing)
 
     @property
     def busy(self) -> int:

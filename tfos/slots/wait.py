@@ -31,7 +31,8 @@ class SlotWait:
     (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`, or
     `slot_wait_s` while fewer cores than `spark.cores.max` are there: on a busy host, Java's start
     takes longer than the pause between two executors.
-    Their starting nodes are counted twice until they register; SlotWait waits for that too.
+    Their starting nodes are counted twice until they register; SlotWait waits for that too, and for
+    tasks of jobs that have ended: those of a fit that failed may last seconds longer.
 
     A cluster that shares its slots waits for those that tasks hold, if it would fit without them.
     A slot that is free for one moment may belong to a task whose successor is starting.
@@ -74,7 +75,7 @@ class SlotWait:
         if self.needs.is_plain:
             arriving |= offer.free_at_most >= self.needs.num_slots
         else:
-            arriving |= offer.starting > 0
+            arriving |= offer.starting + offer.ending > 0
         arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
         fits_idle = offer.fit(self.needs, is_idle=True) is not None

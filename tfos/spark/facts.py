@@ -288,6 +288,25 @@ def running_tasks(spark: Any) -> dict[str, int]:
     return busy
 
 
+def num_ending_tasks(sc: Any) -> int:
+    """Return how many tasks run for no stage: Spark ends a job before its cancelled tasks end.
+
+    The status store, which is seconds late on a busy host, does not tell them apart.
+    """
+    return _ending_in(sc._jsc.sc().taskScheduler().rootPool())
+
+
+def _ending_in(pool: Any) -> int:
+    ending, members = 0, pool.schedulableQueue().iterator()
+    while members.hasNext():
+        member = members.next()
+        if member.schedulableQueue() is not None:  # a pool of spark.scheduler.mode=FAIR
+            ending += _ending_in(member)
+        elif member.isZombie():
+            ending += int(member.runningTasks())
+    return ending
+
+
 def num_free_slots(sc: Any) -> int:
     """Return how many more tasks the executors would start; nodes hold the slots of their tasks."""
     spark = sc._jsc.sc()

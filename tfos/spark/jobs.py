@@ -55,6 +55,8 @@ JOB_GROUP = "spark.jobGroup.id"
 QUERY_ID = "sql.streaming.queryId"
 """Spark's local property on the thread of a query; the id is in its checkpoint, so it lasts."""
 _FAILED_TASK = re.compile(r"\bTask (\d+) in stage [\d.]+ failed \d+ times")
+_NOTED_TASK = re.compile(r"\nin task (\d+)$", re.M)
+"""What a node's task adds to its error: from Spark 4.2 on a Python error has no other number."""
 _CANCELLED = re.compile(r"\bJob \d+ cancelled\b")
 
 
@@ -323,11 +325,12 @@ def jvm_has_ended(sc: Any, error: BaseException) -> bool:
 
 
 def failed_task_of(error: BaseException) -> int | None:
-    """Return the number of the task that a job failed with, as Spark tells it; None: it does not.
+    """Return the number of the task that a job failed with, as it or Spark tells it; None: neither.
 
     For a job over all partitions it is the number of the partition.
     """
-    found = _FAILED_TASK.search(_text_of(error))
+    text = _text_of(error)
+    found = _NOTED_TASK.search(text) or _FAILED_TASK.search(text)
     return int(found[1]) if found else None
 
 
@@ -337,7 +340,7 @@ def reason_of(error: BaseException) -> str:
     A Py4JJavaError's text is two stack traces of a hundred lines; what the task raised is the last
     paragraph of the Python traceback inside it. An error without a message has its place instead.
     """
-    text = _text_of(error)
+    text = _NOTED_TASK.sub("", _text_of(error))
     found = [m for m in _PYTHON_ERROR.finditer(text) if not m[0].startswith("org.apache")]
     bare = _BARE_ERROR.search(text, found[-1].end() if found else 0)
     if bare:

@@ -8,6 +8,7 @@ Does not: unpickle functions; only the worker's own process does that (tfos.work
 from __future__ import annotations
 
 import dis
+import functools
 import types
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -99,6 +100,8 @@ def unpickle_value(data: bytes, whose: str, kind: type[TFOSError]) -> Any:
 
 
 def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
+    while isinstance(main_fun, functools.partial) and (parts := _failing_parts(main_fun)):
+        main_fun = parts[0]
     name = getattr(main_fun, "__qualname__", type(main_fun).__qualname__)
     if _fails(main_fun):
         found = _culprit(main_fun, 0) or _culprit_in_owner(main_fun)
@@ -117,6 +120,11 @@ def _explain(main_fun: Any, args: Any, error: Exception, called: str) -> str:
         f"{part} ({type(value).__qualname__}) cannot be pickled: {_first_line(error)}. Pass plain "
         f"data in args and open files, sessions and connections inside {called}."
     )
+
+
+def _failing_parts(call: functools.partial[Any]) -> list[Any]:
+    """Return what cannot be pickled of a partial's function and arguments."""
+    return [part for part in (call.func, *call.args, *call.keywords.values()) if _fails(part)]
 
 
 def _culprit(value: Any, depth: int) -> tuple[str, Any, str] | None:

@@ -1002,6 +1002,42 @@ def test_statistics_that_are_counted_again_after_training_are_told_unless_the_se
     assert [sentence in text for text in told()] == [True]
 
 
+def test_a_lost_statistic_of_a_model_without_a_cluster_is_told_without_servers(caplog):
+    norm = keras.layers.BatchNormalization()
+    layers = [tfos.keras.Embedding(2, combiner="sum"), norm, keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
+    model.compile("adam", "mse")
+    ids = np.arange(64, dtype=np.int64).reshape(32, 2)
+    model.fit(ids, np.ones((32, 1), np.float32), verbose=0)
+    norm.moving_mean.assign(norm.moving_mean + 1)
+    model.predict(ids, verbose=0)
+    found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    # After other tests' predicts TensorFlow may warn of retracing, too.
+    (told,) = [each for each in found if "was changed outside of a step" in each]
+    assert told.endswith("It is lost: the model takes the values that its training left")
+
+
+@pytest.mark.parametrize(("num_workers", "is_told"), [(1, False), (2, True)])
+def test_statistics_set_between_two_fits_are_used_or_told(caplog, num_workers, is_told):
+    """By one worker as in Keras; of several all begin with the servers' values."""
+
+    def work(rank):
+        norm = keras.layers.BatchNormalization()
+        model = linear(keras.Sequential, norm)
+        distribute(model, servers.contexts[rank], consistency="sync")
+        for _ in range(2):
+            model.fit(X, Y, batch_size=64, verbose=0)
+            norm.moving_mean.assign(norm.moving_mean + 1000)
+        return norm.moving_mean.numpy().min()
+
+    with serving(num_workers=num_workers) as servers:
+        found = together(work, num_workers)
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert all((lowest > 1800) != is_told for lowest in found)
+    assert len(told) == is_told * num_workers
+    assert all("/moving_mean', which is not trained, was changed outside" in each for each in told)
+
+
 def test_statistics_of_a_step_in_flight_are_not_told_as_the_programs(cluster, caplog):
     model = linear(keras.Sequential, keras.layers.BatchNormalization())
     distribute(model, cluster.contexts[0], pipeline=2)

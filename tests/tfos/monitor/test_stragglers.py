@@ -173,10 +173,10 @@ def test_servers_whose_heartbeats_are_of_other_moments_are_even():
 
 
 def test_servers_that_move_next_to_nothing_are_even():
-    """A model of one bucket: its server moves some bytes, the other one none."""
+    """A model of one bucket: its server moves some MB, the other one nearly none."""
     cluster = Cluster(1, 2)
-    for rank, nbytes in enumerate((300_000, 0)):
-        cluster.served(f"ps:{rank}", requests=pushes(100, 0.01), bytes_in=nbytes)
+    for rank, nbytes in enumerate((36_000_000, 100_000)):
+        cluster.served(f"ps:{rank}", uptime_s=4.0, requests=pushes(1000, 0.01), bytes_in=nbytes)
     assert cluster.report().notes == ()
 
 

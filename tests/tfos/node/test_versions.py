@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from tfos.errors import VersionSkew
@@ -163,3 +165,13 @@ def test_the_task_that_a_job_failed_with_is_read_from_sparks_text():
     )
     assert failed_task_of(RuntimeError(text)) == 3
     assert failed_task_of(RuntimeError("Job 1 cancelled")) is None
+
+
+def test_a_node_task_tells_its_number_where_spark_does_not():
+    """From 4.2 on, Spark's text is the Python traceback alone."""
+    with pytest.raises(VersionSkew) as caught:
+        list(NodeTask(hold_slot=True, versions={"python": "2.7"})(3, iter([])))
+    text = "".join(traceback.format_exception(caught.value))
+    error = RuntimeError(f"An exception was thrown from the Python worker:\n{text}")
+    assert failed_task_of(error) == 3
+    assert reason_of(error).endswith(str(caught.value).splitlines()[-1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.tfos.slots.test_reading import of
 from tests.tfos.slots.test_wait import _needs, _offer
 from tfos.config import ClusterConfig
 from tfos.console.console import Console
@@ -78,6 +79,39 @@ def test_a_wait_tells_each_change_and_now_and_then_that_it_goes_on(monkeypatch):
     assert told[1][1] == "waiting for slots, 5 s so far; executors that have registered: 0 of 3"
     assert "1 of 3 executors have registered. Waiting for 2 more" in told[4][1]
     assert told[5][1] == "waiting for slots, 35 s so far; executors that have registered: 1 of 3"
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_a_wait_knows_how_many_tasks_of_ended_jobs_hold_slots(monkeypatch, is_fair):
+    waits: Any = Played(monkeypatch, is_live=False)
+    waits.until_s = 1.0
+    waits.offer = lambda: _offer(3, slots=4)
+    task_sets = [
+        SimpleNamespace(
+            schedulableQueue=lambda: None,
+            isZombie=lambda each=each: each,
+            runningTasks=lambda each=each: 1 + each,
+        )
+        for each in (True, False)
+    ]
+    pool: Any = SimpleNamespace(schedulableQueue=lambda: of(*task_sets))
+    if is_fair:
+        fair, pool = pool, SimpleNamespace(schedulableQueue=lambda: of(fair))
+    scheduler = SimpleNamespace(rootPool=lambda: pool)
+    waits._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(taskScheduler=lambda: scheduler))
+    seen: list[int] = []
+    wait: Any = SimpleNamespace(
+        config=ClusterConfig(),
+        started_s=0.0,
+        needs=_needs(3),
+        ready=lambda offer, now_s: seen.append(offer.ending),
+        held=lambda offer, now_s: "",
+        until=lambda offer: "",
+    )
+    job: Any = SimpleNamespace(coordinator=waits)
+    with pytest.raises(PhaseError):
+        awaiting.await_slots(waits, waits, job, wait, waits, waits.cancel)
+    assert set(seen) == {2}
 
 
 def test_a_terminal_sees_the_seconds_of_a_wait_and_none_is_left_there(monkeypatch):

@@ -319,6 +319,16 @@ def test_nodes_that_start_are_not_awaited_where_even_then_too_few_slots_are_free
         wait.ready(starts, 4.0)
 
 
+@pytest.mark.fault("F18")
+def test_tasks_of_ended_jobs_are_awaited_and_those_of_running_jobs_are_not():
+    wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)
+    ends = replace(_offer(3, slots=4), ending=3)
+    assert _refused_at_s(wait, ends, 0.0, 10.0, 59.0, 60.0) == 60.0
+    wait = _wait(3, slot_settle_s=4.0, slot_wait_s=60.0)
+    too_few = replace(ends, ending=1)
+    assert _refused_at_s(wait, too_few, 0.0, 3.9, 4.0) == 4.0
+
+
 WITH_RESOURCES = SlotNeeds(
     "1 ps + 2 workers",
     (

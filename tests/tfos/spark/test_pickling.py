@@ -145,9 +145,19 @@ def test_an_open_socket_is_named():
 
 
 @pytest.mark.fault("F56")
+def test_the_function_inside_partials_is_named():
+    inner = functools.partial(_closure(LOCK))
+    made = functools.partial(lambda run, args, ctx: run(), inner, args=1)
+    with pytest.raises(
+        NotPicklable, match=r"_closure.<locals>.main_fun refers to 'captured' \(lock\) at"
+    ):
+        pickle_main_fun(made, None)
+
+
+@pytest.mark.fault("F56")
 def test_a_callable_without_a_known_culprit_still_says_why():
     with pytest.raises(NotPicklable, match=r"cannot pickle '_thread.lock'.*inside main_fun"):
-        pickle_main_fun(functools.partial(_closure(LOCK)), None)
+        pickle_main_fun(functools.partial(print, LOCK), None)
 
 
 class Trainer:

@@ -160,8 +160,9 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         else:
             self._trainer.workers.join()
             self.data.begin(self._beginnings(), self._number)
-            if self._trainer.attached and not self._trainer.ctx.is_chief:
-                self._trainer.pull()  # the chief may have put values of its own on the servers
+            if self._trainer.attached and self._trainer.ctx.num_workers > 1:
+                # The chief may have put values of its own on the servers.
+                self._trainer.pull_for_fit()
 
     def _take_places(self) -> None:
         """Make callbacks that the class's fit has added run between those of tfos, too.

@@ -49,6 +49,8 @@ BARRIER_TIMEOUT_S = 600.0
 CHECKED_CALLS = 2
 """Number of calls that are checked in any case. It covers what happens before each step; a check
 reads every variable."""
+_LOST = "It does not reach the servers, and the model takes the servers' values"
+_LOST_HERE = "It is lost: the model takes the values that its training left"
 _KEPT = ". To keep it, call model.set_weights(model.get_weights()) after the change, on the chief"
 _WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
@@ -527,6 +529,11 @@ class PSTrainer:
                 raise UnsupportedModel(told)
             logger.warning(told)
 
+    def pull_for_fit(self) -> None:
+        """Pull what all workers begin a fit with; tell what the program has changed since."""
+        self._tell_set_statistic()
+        self.pull()
+
     def _shares_given_layers(self) -> bool:
         """Whether another model has since trained with an Embedding of this one."""
         return self._attached is not None and self._attached.tables.given_away() is not None
@@ -643,9 +650,9 @@ class PSTrainer:
         self._has_told_statistic = True
         logger.warning(
             "%r, which is not trained, was changed outside of a step, as a call of the model with "
-            "training=True changes the statistics of BatchNormalization. It does not reach the "
-            "servers, and the model takes the servers' values%s",
+            "training=True changes the statistics of BatchNormalization. %s%s",
             path,
+            _LOST_HERE if self.is_local else _LOST,
             "" if self.has_trained_rows else _KEPT,
         )
 
