@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,14 @@ STOP = """
     except NodeFailedError as error:
         print("stopped", error)
 """
+
+
+@pytest.fixture(autouse=True)
+def python_handles_interrupts() -> Iterator[None]:
+    """Python's handler is what asyncio leaves; pyspark has another since a test before this one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Notebook:

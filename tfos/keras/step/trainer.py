@@ -475,13 +475,14 @@ class PSTrainer:
         if self._attached is not None:
             self._attached.exchange.drain()
 
-    def pull(self, timeout_s: float | None = None) -> None:
+    def pull(self, timeout_s: float | None = None, *, keeps_statistics: bool = True) -> None:
         """Take the servers' newest values, and their averages if it keeps any.
 
         Rows that were asked for ahead are asked for again.
 
         Args:
             timeout_s: seconds to wait for the values; None: the client's timeout.
+            keeps_statistics: whether statistics may keep the batches of an incomplete sum.
         """
         self.attach_if_filled()
         if self._attached is not None:
@@ -496,7 +497,7 @@ class PSTrainer:
                     path,
                 )
             # Those of a step that failed may be NaN; those of several workers must not differ.
-            keeps_statistics = not self._is_behind and self.ctx.num_workers == 1
+            keeps_statistics &= not self._is_behind and self.ctx.num_workers == 1
             self._attached.exchange.pull(timeout_s, keeps_statistics=keeps_statistics)
             self._is_behind = False
 
@@ -605,8 +606,7 @@ class PSTrainer:
             return
         self._attached.exchange.forget_values()
         self._attached.exchange.check_unchanged()
-        self._is_behind = True  # no statistic of the program's stays for an incomplete sum either
-        self.pull()
+        self.pull(keeps_statistics=False)  # they are the program's
         # What other workers set never reaches the servers, so they have lost nothing.
         if self._has_told_kept or not self.ctx.is_chief:
             return
