@@ -86,14 +86,14 @@ class FinalCheckpoint:
         gone = [each.name for each in servers if not each.is_live or each.endpoint is None]
         if gone:
             raise PSError(f"{', '.join(gone)} is gone")
-        left_s = deadline_s - time.monotonic()
+        describe_s = _DESCRIBE_SHARE * (deadline_s - time.monotonic())
         with PSClient(
             endpoints,
             self._credentials,
             Identity(Role.DRIVER, 0, 0),
             num_workers=workers,
-            timeout_s=left_s * _DESCRIBE_SHARE,
-            reconnect_s=left_s * _DESCRIBE_SHARE,
+            timeout_s=describe_s,
+            reconnect_s=describe_s / 2,  # so a server that is gone is named as such
             restore_s=0.0,  # nobody is left who needs it
             open_storage=self._storages,
         ) as client:
