@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from ps.manifest.manifest import Hyper
-from tfos.errors import UnsupportedModel
 from tfos.keras.step import variables
-from tfos.keras.step.exchange import held_weights
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush, hyper_of
 from tfos.keras.step.exchange.pipeline import GRACE_S, PipelinedPush
@@ -72,7 +70,7 @@ def servers():
 @pytest.fixture
 def exchange(model, servers):
     found = variables.collect(model, model.optimizer)
-    exchange = ParameterExchange(servers, model, found, StepClock(), since="ctx.distribute(model)")
+    exchange = ParameterExchange(servers, model, found, StepClock())
     yield exchange
     exchange.forget()
 
@@ -90,73 +88,6 @@ def outgoing(rows=8):
 
 def values_of(model):
     return {float(value) for weight in model.get_weights() for value in weight.ravel()}
-
-
-@pytest.fixture
-def backbone(request):
-    dtype = getattr(request, "param", "float32")
-    return keras.layers.Dense(2, trainable=False, dtype=dtype)
-
-
-@pytest.fixture
-def frozen_exchange(backbone, servers):
-    model = keras.Sequential([keras.Input((2,)), backbone, keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    exchange = ParameterExchange(
-        servers,
-        model,
-        variables.collect(model, model.optimizer),
-        StepClock(),
-        since="ctx.distribute(model)",
-    )
-    yield exchange
-    exchange.forget()
-
-
-@pytest.mark.parametrize("backbone", ["float32", "bfloat16"], indirect=True)
-def test_frozen_weights_are_compared_only_where_something_was_written(
-    frozen_exchange, backbone, monkeypatch
-):
-    read = []
-
-    def noting(values: Any) -> Any:
-        read.append(values)
-        return variables.raw_bytes(values)
-
-    monkeypatch.setattr(held_weights, "raw_bytes", noting)
-    for _ in range(3):
-        frozen_exchange.check_unchanged()
-    assert not read, "the cost of predict does not grow with the weights"
-    backbone.set_weights(backbone.get_weights())
-    for _ in range(3):
-        frozen_exchange.check_unchanged()
-    assert len(read) == 2 * len(backbone.weights), "both values of each, once"
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda value: value.assign(value + 1),
-        lambda value: value.assign_add(tf.ones_like(value)),
-        lambda value: value[0].assign(value[0] + 1),
-        lambda value: tf.function(value.assign_sub, jit_compile=False)(tf.ones_like(value)),
-        lambda value: tf.function(value.assign_sub, jit_compile=True)(tf.ones_like(value)),
-        lambda value: value.scatter_sub(tf.IndexedSlices(value[:1] + 1, [0])),
-    ],
-)
-def test_frozen_weights_that_were_written_are_refused_until_they_are_back(
-    frozen_exchange, backbone, write
-):
-    before = backbone.get_weights()
-    write(backbone.kernel.value)
-    for _ in range(2):
-        with pytest.raises(UnsupportedModel, match=f"{backbone.kernel.path!r}, which"):
-            frozen_exchange.check_unchanged()
-    backbone.set_weights(before)
-    frozen_exchange.check_unchanged()
-    write(backbone.kernel.value)
-    with pytest.raises(UnsupportedModel, match="which is not trained, was changed"):
-        frozen_exchange.check_unchanged()
 
 
 def test_without_a_pipeline_the_variables_are_the_answer_of_each_push(model, exchange):

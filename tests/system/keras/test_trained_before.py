@@ -26,6 +26,7 @@ from tfos.keras.data.feed_dataset import FeedDataset
 from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.step import trainer
+from tfos.keras.step.exchange import given_values
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = [
@@ -84,7 +85,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         each.getMessage()
         for each in caplog.records
-        if each.levelno == logging.WARNING and each.name == trainer.__name__
+        if each.levelno == logging.WARNING and each.name == given_values.__name__
     ]
 
 

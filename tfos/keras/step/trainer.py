@@ -2,8 +2,9 @@
 
 Covers: the parts of a step (rows, compute, send or refuse), when the model attaches, what waits for
 pushes in flight, the batches that are prepared ahead.
-Does not: compute (tfos.keras.step.gradients), send or receive (tfos.keras.step.exchange), hook into
-Keras (tfos.keras.fit), report times (tfos.keras.fit.progress).
+Does not: compute (tfos.keras.step.gradients), send or receive (tfos.keras.step.exchange), look for
+values that the program gave (tfos.keras.step.exchange.given_values), hook into Keras
+(tfos.keras.fit), report times (tfos.keras.fit.progress).
 Threads: the thread that runs the model's `fit`; no locks. Another thread that reads the times may
 miss the last part.
 
@@ -32,6 +33,7 @@ from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variables
 from tfos.keras.step.exchange import outgoing_push
 from tfos.keras.step.exchange.exchange import ParameterExchange
+from tfos.keras.step.exchange.given_values import GivenValues
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.first_batch import FirstBatch, first_rows
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
@@ -46,13 +48,6 @@ logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
 """Seconds for the slowest worker's next batch (sync, ssp); as long as a feed may pause."""
-CHECKED_CALLS = 2
-"""Number of calls that are checked in any case. It covers what happens before each step; a check
-reads every variable."""
-_LOST = "It does not reach the servers, and the model takes the servers' values"
-_LOST_HERE = "It is lost: the model takes the values that its training left"
-_KEPT = ". To keep it, call model.set_weights(model.get_weights()) after the change, on the chief"
-_WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the callback, on the chief"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +58,7 @@ class AttachedModel:
     step: GradientStep
     tables: TableTraining
     exchange: ParameterExchange
+    given: GivenValues
 
 
 class PSTrainer:
@@ -116,9 +112,6 @@ class PSTrainer:
         """Whether a step or a fit was aborted, so that the servers may have newer values."""
         self._updates_found = 0
         """Number of the servers' updates before this process; 0 once an epoch has ended here."""
-        self._has_told_kept = self._has_told_statistic = False
-        self._checked_calls = 0
-        """Number of training calls in this epoch, or after a fit, that compared values first."""
 
     @property
     def is_local(self) -> bool:
@@ -138,7 +131,7 @@ class PSTrainer:
     @property
     def has_trained_rows(self) -> bool:
         """Whether this worker has trained rows of tables, which no variable of the model holds."""
-        return self.steps > 0 and any(e.trainable for e in table_specs.embeddings_of(self.model))
+        return self._attached is not None and self._attached.exchange.has_trained_rows
 
     @property
     def was_trained_before(self) -> bool:
@@ -234,10 +227,7 @@ class PSTrainer:
             clips_here=not self.settings.has_barrier,
             skips=self.settings.on_nonfinite == "skip",
         )
-        is_mixed = ctx.num_workers > 1 and not self.settings.has_barrier
-        exchange = ParameterExchange(
-            client, model, found, self.times, since=self._since, is_mixed=is_mixed
-        )
+        exchange = ParameterExchange(client, model, found, self.times)
         tables = TableTraining(
             found.embeddings,
             step,
@@ -245,7 +235,15 @@ class PSTrainer:
             jit_compile=bool(model.jit_compile),
             batches_per_push=optimizers.batches_per_update(self.optimizer),
         )
-        self._attached = AttachedModel(found, step, tables, exchange)
+        given = GivenValues(
+            found,
+            exchange,
+            tables,
+            since=self._since,
+            is_local=self.is_local,
+            is_mixed=ctx.num_workers > 1 and not self.settings.has_barrier,
+        )
+        self._attached = AttachedModel(found, step, tables, exchange, given)
         self.pull(attach.limit_s(client))  # all workers do so now, from the same servers
         # Others may push while the chief attaches; that is no reason to drop its first values.
         self._updates_found = self.clock if before is None else before
@@ -345,23 +343,12 @@ class PSTrainer:
     def check_given_values(self) -> None:
         """Refuse values that a callback, or the program, gave to single variables.
 
-        It checks before the first two calls of an epoch for which the values to compare with exist,
-        and after a fit: that is enough to see what is done at each step. Later calls are checked if
-        Keras has assigned a variable, and else cost nothing.
-
         Raises:
             UnsupportedModel: the text names a variable, and how to reach the servers; or the rows
                 of an Embedding are another model's now.
         """
-        if self._attached is None:
-            return
-        tables, exchange = self._attached.tables, self._attached.exchange
-        if self._checked_calls < CHECKED_CALLS or exchange.writes.were_made:
-            tables.check_rows()  # of a model that shares both, it names the layer
-            exchange.check_unchanged()
-            if exchange.knows_values:
-                self._checked_calls += 1
-                exchange.writes.were_made = False
+        if self._attached is not None:
+            self._attached.given.check_call()
 
     def _train(self, batch: TrainingData, batches: Lookahead) -> Any:
         data = batch.values
@@ -373,6 +360,7 @@ class PSTrainer:
         tables, exchange = attached.tables, attached.exchange
         self.workers.join()
         exchange.raise_failed()
+        attached.given.tell_mixed()
         exchange.begin_step()
         with self.times.on("lookup"):
             # A batch that is only accumulated, or skipped, has not waited for a push.
@@ -464,7 +452,7 @@ class PSTrainer:
     def end_fit(self) -> None:
         """Forget the state of the `fit` that has ended, however it ended."""
         self.is_between_epochs = False
-        self._checked_calls = 0
+        self._check_next_calls()
         self.positions.forget()
         self.begin_validation = None
 
@@ -489,13 +477,8 @@ class PSTrainer:
             self.drain()
             if self._batches is not None:
                 self._batches.set_back(self._attached.tables.set_back)
-            if self._is_behind and (path := self._attached.exchange.changed_here()):
-                logger.warning(
-                    "the previous training was aborted, so the model takes the servers' values; "
-                    "the values that %r had here are lost. Call set_weights or load_weights of "
-                    "the whole model now to put values on the servers",
-                    path,
-                )
+            if self._is_behind:
+                self._attached.given.tell_lost()
             # Those of a step that failed may be NaN; those of several workers must not differ.
             keeps_statistics &= not self._is_behind and self.ctx.num_workers == 1
             self._attached.exchange.pull(timeout_s, keeps_statistics=keeps_statistics)
@@ -510,15 +493,16 @@ class PSTrainer:
             x: rows to build the model from, as for `attach_if_filled`.
 
         Raises:
-            UnsupportedModel: as for `check_values`; or the servers have trained values for which
-                the model has no variables. If a fit runs, which would create them, it only warns.
+            UnsupportedModel: the program gave such values, and the text says how to reach the
+                servers; or the servers have trained values for which the model has no variables. If
+                a fit runs, which would create them, it only warns.
         """
         if is_checked or self._shares_given_layers():
-            self.check_values()
+            self._check_values()
         if self.is_between_epochs or self.fits_elsewhere:
             return
-        if self.attached:
-            self._tell_set_statistic()
+        if self._attached is not None:
+            self._attached.given.tell_statistic()
             self.pull()
         elif not self.attach_if_filled(x) and not isinstance(x, BatchDataset):  # it has no rows
             told = (
@@ -532,7 +516,8 @@ class PSTrainer:
 
     def pull_for_fit(self) -> None:
         """Pull what all workers begin a fit with; tell what the program has changed since."""
-        self._tell_set_statistic()
+        if self._attached is not None:
+            self._attached.given.tell_statistic()
         self.pull()
 
     def _shares_given_layers(self) -> bool:
@@ -564,20 +549,12 @@ class PSTrainer:
             )
         self.catch_up()
         if self._attached is not None:
-            self._attached.tables.check_rows()
-            self._attached.exchange.check_unchanged()
+            self._attached.given.check_with_rows()
 
-    def check_values(self) -> None:
-        """Refuse values that the program gave to single variables, which a pull would replace.
-
-        It does nothing while `fit` runs, whose callbacks may have values of their own, or after one
-        that was aborted: then the servers' values count.
-
-        Raises:
-            UnsupportedModel: the text names a variable, and how to reach the servers.
-        """
+    def _check_values(self) -> None:
+        # Callbacks of a fit may have values of their own; after an aborted one the servers' count.
         if self._attached is not None and not (self.fits or self._is_behind):
-            self._attached.exchange.check_unchanged()
+            self._attached.given.check()
 
     def assign(self) -> None:
         """Put the model's current values on the servers; only the chief's count.
@@ -587,8 +564,7 @@ class PSTrainer:
         """
         if self._attached is None:
             return
-        self._attached.exchange.forget_values()
-        self._attached.exchange.check_unchanged()
+        self._attached.given.accept()
         if self.ctx.is_chief:
             self._attached.exchange.assign()
             self.assigned = True
@@ -604,57 +580,25 @@ class PSTrainer:
         """
         if self._attached is None:
             return
-        self._attached.exchange.forget_values()
-        self._attached.exchange.check_unchanged()
+        self._attached.given.accept()
         self.pull(keeps_statistics=False)  # they are the program's
-        # What other workers set never reaches the servers, so they have lost nothing.
-        if self._has_told_kept or not self.ctx.is_chief:
-            return
-        self._has_told_kept = True
-        logger.warning(
-            "%s before the first step here changes nothing: the servers' parameters were already "
-            "trained (%d updates, made before the chief was restarted or in the checkpoint that "
-            "the run resumes), and training goes on with them. To train from the values of %s, "
-            "begin a run with checkpoints in an empty directory",
-            name,
-            self._updates_found,
-            name,
-        )
+        if self.ctx.is_chief:  # what other workers set never reaches the servers
+            self._attached.given.tell_kept(name, self._updates_found)
 
     def begin_epoch(self) -> None:
         """Note that the variables are trained again."""
         self.is_between_epochs = False
-        self._checked_calls = 0
+        self._check_next_calls()
         self.first_batch.begin_epoch()
 
+    def _check_next_calls(self) -> None:
+        if self._attached is not None:
+            self._attached.given.check_next_calls()
+
     def tell_changed(self) -> None:
-        """Warn of values that callbacks gave to single variables: the pull after fit replaces them.
-
-        An error would fail a training whose values the servers have.
-        """
-        self._tell_set_statistic()
-        if self._attached is not None and (path := self._attached.exchange.changed_here()):
-            logger.warning(
-                "%r has other values at the end of fit than on the parameter servers, because a "
-                "callback has changed a single layer or variable. They do not reach the servers, "
-                "and the model takes the servers' values%s",
-                path,
-                "" if self.has_trained_rows else _WHOLE_MODEL,
-            )
-
-    def _tell_set_statistic(self) -> None:
-        """Warn once of a statistic that the program has changed: a pull is about to replace it."""
-        exchange = None if self._attached is None else self._attached.exchange
-        if self._has_told_statistic or exchange is None or not (path := exchange.set_statistic()):
-            return
-        self._has_told_statistic = True
-        logger.warning(
-            "%r, which is not trained, was changed outside of a step, as a call of the model with "
-            "training=True changes the statistics of BatchNormalization. %s%s",
-            path,
-            _LOST_HERE if self.is_local else _LOST,
-            "" if self.has_trained_rows else _KEPT,
-        )
+        """Warn of values that callbacks gave to single variables: a pull is to replace them."""
+        if self._attached is not None:
+            self._attached.given.tell_changed()
 
     def end_epoch(self) -> None:
         """Note that what the program sets from now on belongs to its own training."""
