@@ -166,7 +166,8 @@ class FitSettings:
         if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
             raise SettingsError(
                 f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
-                f"to {_LAST_SEED}. Set another seed, or -1 for rows in their own order"
+                f"to {_LAST_SEED}. Set another seed, or {self._word('-1')} for rows in their own "
+                "order"
             )
 
     def _check_config(self) -> None:

@@ -175,6 +175,7 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
         ({"cluster_size": 1, "num_ps": 1}, "cluster_size=1 with num_ps=1 leaves .* raise cluster_"),
         ({"num_ps": -1}, "num_ps=-1; it must be 0 or more"),
         ({"consistency": "ssp"}, "consistency='ssp' with staleness_bound=None"),
+        ({"seed": -1}, "seed=-1 with 1 workers: .* or None for rows in their own order"),
         (
             {"config": ClusterConfig()},
             "config must be a dict, .*got ClusterConfig.*cluster_config=",
