@@ -348,6 +348,16 @@ def _gpus(*free: tuple[int, float], claimed: int = 0) -> Offer:
     return Offer(tuple(executors), expected=2, claimed=claimed)
 
 
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize(
+    ("passing", "refused_s"), [({}, 4.0), ({"starting": 1}, 60.0), ({"ending": 1}, 60.0)]
+)
+def test_nodes_with_resources_await_what_starts_or_ends_and_nothing_else(passing, refused_s):
+    wait = replace(_wait(slot_settle_s=4.0, slot_wait_s=60.0), needs=WITH_RESOURCES)
+    offer = replace(_gpus((4, 1), (0, 0)), **passing)
+    assert _refused_at_s(wait, offer, 0.0, 3.9, 4.0, 59.0, 60.0) == refused_s
+
+
 def _resources_wait() -> SlotWait:
     return SlotWait(WITH_RESOURCES, ClusterConfig(slot_settle_s=4.0), started_s=0.0)
 
