@@ -16,7 +16,7 @@ from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
 from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
-from tfos.errors import FeedJobError, PhaseError, SettingsError, ShutdownTimeout
+from tfos.errors import FeedJobError, NodeFailedError, PhaseError, SettingsError, ShutdownTimeout
 from tfos.feed.dataframe import check_fed
 from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
@@ -379,6 +379,37 @@ def test_an_answer_is_waited_for_as_long_as_a_save_may_take(number: int, doing: 
     with pytest.raises(FeedJobError, match=rf"{doing}.* within .*Checkpoints\(timeout_s="):
         streams._await_answer("input" if number else "", number)
     assert waited[0] > 7200
+
+
+@pytest.mark.parametrize("most_s", [math.inf, 5.0])
+def test_the_last_answer_of_the_chief_counts_and_its_failure_before_it(bed, most_s):
+    waits: list[float] = []
+    streams = calls()._streams
+    streams._coordinator = bed.coordinator
+    streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
+
+    def wait(is_over: Any, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        found: bool = bed.coordinator.read(is_over)
+        return found
+
+    bed.coordinator.wait = wait
+    chief, done = node_id("worker:0"), BatchReport("input", 1, True, {})
+    report_to(bed.coordinator, chief, BatchReport("input", 1, False, {}))
+    with pytest.raises(FeedJobError, match="has not saved within"):
+        streams._await_answer("input", 1, most_s)
+    report_to(bed.coordinator, chief, done)
+    assert streams._await_answer("input", 1, most_s) == done
+    assert set(waits) == {min(most_s, streaming._ANSWER_S)}
+    report_to(bed.coordinator, chief, Done())
+    assert streams._await_answer("input", 2, most_s) is None
+
+    def fails() -> None:
+        raise NodeFailedError([])
+
+    streams._ending.raise_failure = fails  # type: ignore[method-assign]
+    with pytest.raises(NodeFailedError):
+        streams._await_answer("input", 1, most_s)
 
 
 def ended_query(number: int, query_id: str, error: BaseException | None = None) -> Any:
