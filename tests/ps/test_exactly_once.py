@@ -415,6 +415,8 @@ def test_a_refusal_is_every_copys_of_that_push_and_not_of_the_next_one(record: C
     assert copy.refusal is None
     copy.refuse(PSError("too late"))
     assert following.refusal is None
+    following.refuse(PSError("it is not finite either"))
+    assert copy.refusal is None
 
 
 @pytest.mark.fault("F27")
