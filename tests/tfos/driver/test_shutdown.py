@@ -24,6 +24,7 @@ from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import NodeFailedError, ShutdownTimeout
 from tfos.failure import NODE_JOB_FAILED, NodeFailure
+from tfos.phases import ClusterPhase
 from tfos.spark.jobs import JVM_ENDED, SparkJob
 from tfos.topology import plan
 
@@ -231,6 +232,39 @@ def test_a_failure_that_an_abort_has_hidden_is_told_once_when_the_program_ends(m
     for _ in range(2):
         at_exit[-1]()
     assert coordinator.shown.getvalue().count("which no call has raised: ValueError: bad row") == 1
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_cluster_is_closed_as_failed_if_it_has(has_failed, monkeypatch):
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", lambda call, *_: at_exit.append(call))
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    if has_failed:
+        coordinator.raises()
+    num_calls = len(at_exit)
+    ending.abort("its Spark job was cancelled")
+    assert coordinator.phase is (ClusterPhase.FAILED if has_failed else ClusterPhase.CLOSED)
+    assert len(at_exit) - num_calls == has_failed
+
+
+@pytest.mark.fault("F03")
+def test_a_failure_is_raised_once_all_records_of_it_may_be_there():
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    ending.raise_failure()
+    coordinator.raises()
+    with pytest.raises(NodeFailedError, match="bad row"):
+        ending.raise_failure()
+    assert coordinator.waited_s == [config.abort_s]
+    with pytest.raises(NodeFailedError, match="bad row"), ending.raising():
+        ending.shutdown((), grace_s=0.0, timeout_s=60.0)
+    coordinator.waited_s.clear()
+    ending.shutdown((), grace_s=0.0, timeout_s=60.0)  # its user has seen it
+    assert coordinator.waited_s == []
 
 
 @pytest.mark.fault("F16")
