@@ -165,3 +165,32 @@ def test_a_lost_worker_has_no_part_in_the_loss():
     workers[1].status = NodeStatus.DONE
     assert mean_loss(workers) == 0.5
     assert mean_loss(workers[2:]) is None
+
+
+def test_a_copy_stays_as_it_is_when_the_node_goes_on():
+    worker = member()
+    worker.take_heartbeat(beat(1, steps=1.0), 20.0)
+    worker.note(FlushReached("input", 0), 20.0)
+    worker.note(BatchReport("input", 1, True, {}), 20.0)
+    copied = worker.copied()
+    assert copied == worker
+    worker.take_heartbeat(beat(2, steps=2.0), 21.0)
+    worker.note(FlushReached("other", 1), 21.0)
+    worker.note(BatchReport("input", 2, True, {}), 21.0)
+    assert copied.progress == {"steps": 1.0}
+    assert (len(copied.beats), [*copied.flushes], [*copied.batches["input"]]) == (1, ["input"], [1])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_a_lost_attempt_only_the_first_keeps_its_traceback(is_first: bool):
+    worker = member()
+    for seq in (1, 2):
+        worker.take_heartbeat(beat(seq, steps=float(seq)), 20.0)
+    worker.ends_by(failure("killed", signal=SIGSEGV, traceback="File …", log_tail=("oh",)))
+    lost = worker.as_lost(is_first=is_first)
+    worker.take(register(1), 30.0)
+    assert (lost.status, lost.attempt, lost.progress) == (NodeStatus.LOST, 0, {"steps": 2.0})
+    assert lost.end is not None
+    kept = ("File …", ("oh",)) if is_first else ("", ())
+    assert (lost.end.message, lost.end.traceback, lost.end.log_tail) == ("killed", *kept)
+    assert member().as_lost(is_first=False).loss.message == "worker:0 was lost"
