@@ -182,6 +182,7 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
     with pytest.raises(FeedJobError, match=r"ps:1 lost it.* the batch is trained once more$"):
         streams._train_once(state, request, 7)
+    assert (state.last_id, state.num_unsaved) == (6, 0)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
 
