@@ -41,7 +41,7 @@ class Cluster:
         self.phase = ClusterPhase.RESERVED
         self.at: list[str] = []
         self.missing: list[str] = []
-        self.is_starting = False
+        self.is_starting = self.is_ending = False
         self.info = SimpleNamespace(cluster_id="c")
 
     @property
@@ -58,7 +58,7 @@ class Cluster:
         }
         state = SimpleNamespace(
             phase=self.phase,
-            is_ending=False,
+            is_ending=self.is_ending,
             is_starting=self.is_starting,
             members=missing,
             workers=workers,
@@ -140,3 +140,21 @@ def test_of_the_claimed_slots_those_of_starting_nodes_are_told_apart():
     assert claims.count() == (6, 3)
     clusters[1].phase = ClusterPhase.RUNNING
     assert claims.count() == (3, 3)
+
+
+def test_slots_are_promised_to_nodes_that_have_not_registered_until_the_cluster_runs_or_ends():
+    claims, cluster, other = SlotClaims(), Cluster(), Cluster()
+    cluster.missing = ["worker:0", "worker:1", "ps:0"]  # the last one is beside the driver
+    claims.add(cluster.coordinator, "c", {"worker:0": 2, "worker:1": 2, "worker:2": 2})
+    claims.add(other.coordinator, "other", {"worker:0": 1})
+    assert claims.count() == (4, 0)
+    cluster.is_starting = True
+    assert claims.count() == (4, 4)
+    other.missing = ["worker:0"]
+    assert claims.count() == (5, 4)
+    other.is_ending = True
+    assert claims.count() == (4, 4)
+    for phase in (ClusterPhase.RUNNING, ClusterPhase.FAILED, ClusterPhase.CLOSED):
+        cluster.phase = phase
+        assert claims.count() == (0, 0)
+        assert claims.running() == (("c",) if phase is ClusterPhase.RUNNING else ())
