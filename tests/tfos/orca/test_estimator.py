@@ -201,7 +201,7 @@ def test_all_that_a_program_says_reaches_the_fit(monkeypatch):
 
     monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
     monkeypatch.setattr("tfos.orca.estimator.fit_made", fit)
-    of_cluster = {
+    of_cluster: dict[str, Any] = {
         "cluster_size": 4,
         "num_ps": 2,
         "consistency": "ssp",
@@ -211,10 +211,9 @@ def test_all_that_a_program_says_reaches_the_fit(monkeypatch):
         "verbose": False,
     }
     config = ClusterConfig(abort_s=99.0)
-    estimator = Estimator.from_keras(
-        model_creator=lambda config: None, cluster_config=config, **of_cluster
-    )
-    of_fit = {"epochs": 5, "callbacks": [object()], "class_weight": {0: 2.0}}
+    make: Any = Estimator.from_keras
+    estimator = make(model_creator=lambda config: None, cluster_config=config, **of_cluster)
+    of_fit: dict[str, Any] = {"epochs": 5, "callbacks": [object()], "class_weight": {0: 2.0}}
     assert estimator.fit(made, batch_size=8, **of_fit) == {"loss": [1.0]}
     assert taken == [
         FitSettings(batch_size=4, resume_epochs=False, config=config, **of_cluster, **of_fit)

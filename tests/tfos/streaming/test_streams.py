@@ -236,7 +236,7 @@ class Chief:
         """Let the chief answer otherwise, in a cluster of which this is known."""
         self.streams._answer = lambda *_: answer  # type: ignore[method-assign]
         self.streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
-        self.streams._coordinator.read = lambda look: look(SimpleNamespace(**view))  # type: ignore[method-assign, arg-type]
+        self.streams._coordinator.read = lambda look: look(SimpleNamespace(**view))  # type: ignore[method-assign, assignment, arg-type]
 
     def train(self, state: QueryState, *batch_ids: int) -> None:
         request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
@@ -334,7 +334,7 @@ def test_a_query_that_is_started_again_trains_and_the_run_that_was_stopped_does_
     streams, trained = calls()._streams, []
     properties = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r1"}
     streams._sc = SimpleNamespace(getLocalProperty=properties.get)
-    streams._train_once = lambda _, request, batch_id: trained.append((request.data, batch_id))  # type: ignore[method-assign]
+    streams._train_once = lambda _, request, batch_id: trained.append((request.data, batch_id))  # type: ignore[method-assign, assignment]
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
     streams.train_batch(request, "rows", 6)
     state, run = streams._state_of("q", "r1")
@@ -355,7 +355,7 @@ def test_an_error_outside_of_a_query_is_raised_as_it_is():
     def fails(*_: Any) -> None:
         raise FeedJobError("no rows")
 
-    streams._train_once = fails  # type: ignore[method-assign]
+    streams._train_once = fails  # type: ignore[method-assign, assignment]
     with pytest.raises(FeedJobError, match=r"^no rows$"):
         streams.train_batch(FeedRequest(data=None, feed="input", feed_timeout_s=1.0), None, 0)
 
