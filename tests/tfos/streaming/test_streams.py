@@ -343,6 +343,7 @@ def test_a_query_that_is_started_again_trains_and_the_run_that_was_stopped_does_
     with pytest.raises(StreamStopped):
         streams.train_batch(request, "more rows", 7)
     properties["spark.jobGroup.id"] = "r2"
+    assert not streams._state_of("q", "r2")[1].is_stopping
     streams.train_batch(request, "the same rows", 7)
     assert trained == [("rows", 6), ("the same rows", 7)]
     assert streams._state_of("q", "r2")[0] is state
