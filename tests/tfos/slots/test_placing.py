@@ -70,14 +70,12 @@ def test_nodes_of_two_roles_are_on_two_hosts_and_on_two_executors_if_there_are()
 
 @pytest.mark.parametrize("placement", ["spread", "pack", None])
 def test_a_placement_that_leaves_no_room_gives_way(placement):
-    executors = _capacities(("a", 3, 1), ("b", 1, 1))
-    nodes = [
-        PlacedNode("worker:0", "workers", NodeShare(1, 1)),
-        PlacedNode("ps:0", "ps", NodeShare(3)),
-    ]
+    """Each of them puts a worker where alone the server fits."""
+    executors = _capacities(("a", 1, 1), ("a", 3, 1), ("b", 1, 1))
+    nodes = [PlacedNode("ps:0", "ps", NodeShare(3)), *_nodes(0, 2, NodeShare(1, 1))]
     found = assign(nodes, executors, placement)
     assert found is not None
-    assert found.executors == {"ps:0": "0", "worker:0": "1"}
+    assert found.executors == {"worker:0": "0", "worker:1": "2", "ps:0": "1"}
 
 
 @pytest.mark.parametrize("placement", ["spread", "pack", None])

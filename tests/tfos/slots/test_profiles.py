@@ -91,7 +91,7 @@ def test_servers_take_no_other_resource_of_tasks():
         (RoleResources(placement="pack"), {**FIXED, **GPUS}, True),  # servers get a profile
     ],
 )
-def test_nodes_are_placed_on_executors_that_are_there(asked, conf, is_refused):
+def test_a_placement_is_refused_only_where_spark_makes_executors_for_nodes(asked, conf, is_refused):
     refusals: list[str] = []
     try:
         _profiles(asked, **conf)

@@ -377,8 +377,8 @@ def test_workers_whose_tasks_return_keep_the_executors_of_their_gpus_and_no_othe
     kept = {fit.executors["worker:0"], fit.executors["worker:1"]}
     assert len({*kept, fit.executors["ps:0"]}) == 3
     assert kept_executors(needs, offer, fit) == kept
-    held = replace(offer, claimed=0)  # then their tasks stay
-    assert kept_executors(needs, held, held.fit(needs) or fit) == frozenset()
+    stays = replace(fit, left_slots=2)  # for the tasks that feed: the workers' own stay
+    assert kept_executors(needs, offer, stays) == frozenset()
 
 
 def _resources_wait() -> SlotWait:
