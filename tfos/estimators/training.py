@@ -83,7 +83,7 @@ class FitSettings:
     """Other settings of the cluster, of an evaluation's too; None: the defaults. Progress is shown
     if its own `verbose` is True as well."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The caller's setting names that differ from the Params of spark.ml."""
+    """Names and values of settings that differ in the caller from those of spark.ml."""
 
     @property
     def servers(self) -> int:
