@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -147,6 +148,7 @@ def test_a_late_copy_of_a_session_that_gave_its_room_up_changes_nothing(
     assert needed(late) == [False, False, False]
     late.mark(0)
     assert record.begin(request(1)).verdict is Verdict.DUPLICATE
+    assert late.session.applied is None, "its memory is free"
 
 
 def test_numbers_of_requests_that_were_refused_before_may_be_left_out(record: CompletionLog):
@@ -373,6 +375,75 @@ def test_a_push_in_flight_at_a_cut_counts_once_there_or_after_the_restore(num_bu
     restored.restore(sessions_of(cut))
     is_counted_again = restored.begin(name).verdict is not Verdict.DUPLICATE
     assert cut.num_uncounted(num_buckets) + is_counted_again == 1
+
+
+@pytest.mark.fault("F27")
+def test_a_push_to_some_rows_that_had_changed_them_all_is_done_after_a_restore():
+    """It changes no bucket, so it is no step of the groups."""
+    record, name = CompletionLog(NUM_BUCKETS), request(1)
+    ticket = record.begin(name)
+    ticket.expect(1)
+    ticket.mark(NUM_BUCKETS - 1)
+    cut = record.snapshot()
+    (saved,) = sessions_of(cut)
+    assert (saved.completed, saved.updates) == (1, 1)
+    assert cut.num_uncounted(NUM_BUCKETS - 1) == 0
+    restored = CompletionLog(NUM_BUCKETS)
+    restored.restore([saved])
+    assert restored.begin(name).verdict is Verdict.DUPLICATE
+
+
+def test_two_copies_of_a_push_that_end_one_after_the_other_are_one_update(record: CompletionLog):
+    copies = [record.begin(request(1)) for _ in range(2)]
+    for copy in copies:
+        copy.complete(is_update=True)
+    assert sessions_of(record.snapshot())[0].updates == 1
+
+
+def test_a_push_that_is_given_up_is_applied_by_no_copy_that_is_under_way(record: CompletionLog):
+    copy = record.begin(request(1))
+    record.give_up(record.begin(request(1)), is_update=True)
+    assert not any(needed(copy))
+    assert record.lost_updates == 1
+
+
+def test_a_refusal_is_every_copys_of_that_push_and_not_of_the_next_one(record: CompletionLog):
+    refused, copy = (record.begin(request(1)) for _ in range(2))
+    refused.refuse(PSError("it is not finite"))
+    assert "not finite" in str(copy.refusal)
+    following = record.begin(request(2))
+    assert following.refusal is None
+    assert copy.refusal is None
+    copy.refuse(PSError("too late"))
+    assert following.refusal is None
+    following.refuse(PSError("it is not finite either"))
+    assert copy.refusal is None
+
+
+@pytest.mark.fault("F27")
+def test_a_client_that_began_after_the_save_goes_on_after_a_restore(record: CompletionLog):
+    apply_whole(record, request(1))
+    restored = saved_and_restored(record)
+    verdicts: list[Verdict] = []
+    with suppress(SequenceGap):
+        ticket = restored.begin(request(6, session=99), acknowledged=5, acked_updates=5)
+        verdicts.append(ticket.verdict)
+    assert verdicts == [Verdict.NEW]
+    assert restored.lost_updates == 5
+    with pytest.raises(SequenceGap):
+        restored.begin(request(9, session=99), acknowledged=8)
+
+
+def test_what_is_late_of_a_push_says_nothing_of_the_next_one(record: CompletionLog):
+    late = record.begin(request(1))
+    apply_whole(record, request(2))
+    cut_off = record.begin(request(3))
+    cut_off.mark(0)
+    late.expect(1)
+    late.complete(is_update=True)
+    (saved,) = sessions_of(record.snapshot())
+    assert (saved.completed, saved.updates) == (2, 1)
+    assert record.begin(request(2)).verdict is Verdict.DUPLICATE
 
 
 @pytest.mark.fault("F27")

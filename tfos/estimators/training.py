@@ -83,7 +83,7 @@ class FitSettings:
     """Other settings of the cluster, of an evaluation's too; None: the defaults. Progress is shown
     if its own `verbose` is True as well."""
     words: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The caller's setting names that differ from the Params of spark.ml."""
+    """Names and values of settings that differ in the caller from those of spark.ml."""
 
     @property
     def servers(self) -> int:
@@ -166,7 +166,8 @@ class FitSettings:
         if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
             raise SettingsError(
                 f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
-                f"to {_LAST_SEED}. Set another seed, or -1 for rows in their own order"
+                f"to {_LAST_SEED}. Set another seed, or {self._word('-1')} for rows in their own "
+                "order"
             )
 
     def _check_config(self) -> None:

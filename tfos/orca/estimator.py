@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 
 _WORDS = {
+    "-1": "None",
     "batchSize": "batch_size",
     "checkpointDir": "model_dir",
     "clusterSize": "cluster_size",
@@ -60,7 +61,7 @@ _WORDS = {
     "numPS": "num_ps",
     "stalenessBound": "staleness_bound",
 }
-"""Orca's argument names, by those of spark.ml."""
+"""Orca's argument names, and its value for a number that is not given, by those of spark.ml."""
 History: TypeAlias = dict[str, list[float]]
 _ROWS = "a DataFrame or a path"
 _FUNCTION = "a function of (config, batch_size)"

@@ -19,11 +19,14 @@ from tfos.console.console import Console
 from tfos.control import messages
 from tfos.control.coordinator import Coordinator
 from tfos.control.members import NodeStatus
+from tfos.control.state.actions import Action, Send
+from tfos.control.state.cluster_state import ClusterState
 from tfos.control.state.cluster_view import ClusterView
 from tfos.driver.node_jobs import NodeJobs
 from tfos.driver.shutdown import Shutdown
 from tfos.errors import NodeFailedError, ShutdownTimeout
 from tfos.failure import NODE_JOB_FAILED, NodeFailure
+from tfos.phases import ClusterPhase
 from tfos.spark.jobs import JVM_ENDED, SparkJob
 from tfos.topology import plan
 
@@ -88,6 +91,30 @@ class Stops(Waits):
         return super().wait(done, timeout_s)
 
 
+class Tells(Waits):
+    """One whose nodes do not stop; it notes in order whom it tells to stop, and its waits."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.told: list[object] = []
+        super().__init__(config)
+
+    def act(self, decide: Callable[[ClusterState], list[Action]]) -> None:
+        def noted(state: ClusterState) -> list[Action]:
+            actions = decide(state)
+            self.told += [
+                (each.node.role, each.order.grace_s, each.order.is_orderly)
+                for each in actions
+                if isinstance(each, Send) and isinstance(each.order, messages.Stop)
+            ]
+            return actions
+
+        super().act(noted)
+
+    def wait(self, done: Callable[[ClusterView], bool], timeout_s: float) -> bool:
+        self.told.append(pytest.approx(timeout_s, abs=4.0))  # a busy machine's clock goes on
+        return super().wait(done, timeout_s)
+
+
 def shutdown_of(coordinator: Waits, config: ClusterConfig, jobs: Jobs | None = None) -> Shutdown:
     made = Shutdown(coordinator, config, coordinator._console, Credentials("c", b"k" * 32))
     made.begin(jobs or Jobs())
@@ -105,6 +132,26 @@ def test_exit_handlers_of_a_worker_have_their_grace_before_the_servers_are_stopp
     shutdown_of(coordinator, config).shutdown((), grace_s=grace_s, timeout_s=math.inf)
     stops_s = coordinator.waited_s[-3]  # then the servers', and that of the values
     assert stops_s == pytest.approx(max(0.6 * abort_s, max(5.0, grace_s) + 1.0))
+
+
+@pytest.mark.parametrize("is_orderly", [False, True])
+def test_servers_are_stopped_behind_the_workers_and_who_does_not_end_is_named(is_orderly: bool):
+    config = ClusterConfig(abort_s=100.0)
+    coordinator = Tells(config)
+    ending = shutdown_of(coordinator, config)
+    if is_orderly:
+        coordinator.returns()
+        coordinator.told.clear()
+        ending.shutdown((), grace_s=0.0, timeout_s=math.inf)
+    else:
+        ending.abort("nobody needs it")
+    grace_s = 5.0 if is_orderly else 2.0
+    at = coordinator.told.index(("worker", grace_s, is_orderly))
+    servers = coordinator.told.index(("ps", grace_s, False))
+    assert coordinator.told[at + 1] == 60.0
+    assert at + 1 < servers < coordinator.told.index(70.0)
+    assert coordinator._console.flush(DEADLINE_S)
+    assert "ps:0, worker:0 did not confirm the stop within 100 s" in coordinator.shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +278,36 @@ def test_a_failure_that_an_abort_has_hidden_is_told_once_when_the_program_ends(m
     for _ in range(2):
         at_exit[-1]()
     assert coordinator.shown.getvalue().count("which no call has raised: ValueError: bad row") == 1
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_cluster_is_closed_as_failed_if_it_has(has_failed, monkeypatch):
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    if has_failed:
+        coordinator.raises()
+    ending.abort("its Spark job was cancelled")
+    assert coordinator.phase is (ClusterPhase.FAILED if has_failed else ClusterPhase.CLOSED)
+
+
+@pytest.mark.fault("F03")
+def test_a_failure_is_raised_once_all_records_of_it_may_be_there():
+    config = ClusterConfig()
+    coordinator = Waits(config)
+    ending = shutdown_of(coordinator, config)
+    ending.raise_failure()
+    coordinator.raises()
+    with pytest.raises(NodeFailedError, match="bad row"):
+        ending.raise_failure()
+    assert coordinator.waited_s == [config.abort_s]
+    with pytest.raises(NodeFailedError, match="bad row"), ending.raising():
+        ending.shutdown((), grace_s=0.0, timeout_s=60.0)
+    coordinator.waited_s.clear()
+    ending.shutdown((), grace_s=0.0, timeout_s=60.0)  # its user has seen it
+    assert coordinator.waited_s == []
 
 
 @pytest.mark.fault("F16")

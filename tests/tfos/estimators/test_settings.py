@@ -25,6 +25,7 @@ from tfos.errors import ConfigError, NodeFailedError, NotPicklable, SettingsErro
 from tfos.estimators import training
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.functions import function_of, reference_to
+from tfos.estimators.program import FitProgram, MadeData
 from tfos.estimators.recipe import ModelRecipe, recipe_of
 from tfos.estimators.training import FitResult, FitSettings
 
@@ -489,6 +490,32 @@ def test_the_model_is_asked_for_once_the_fits_have_ended(played, rows, how):
     found = training._trained(None, program, FitSettings(cluster_size=3, num_ps=2), rows)
     assert played.asked == [how, ("ask",), ("end",)]
     assert (found.content, found.updates) == (b"trained", 41)
+
+
+def test_all_settings_of_a_fit_reach_its_workers_and_its_feed(played, monkeypatch):
+    started: list[Any] = []
+    fed: list[Any] = []
+    monkeypatch.setattr(played, "start", started.append)
+    monkeypatch.setattr(played, "train", lambda *args, **options: fed.append((args, options)))
+    data, held = MadeData(object), MadeData(list)
+    of_workers: dict[str, Any] = {
+        "epochs": 4,
+        "consistency": "ssp",
+        "staleness_bound": 2,
+        "callbacks": [object()],
+        "class_weight": {0: 2.0},
+        "learning_rate": 0.5,
+        "seed": 9,
+    }
+    settings = FitSettings(cluster_size=3, feed_timeout_s=7.0, exactly_once=True, **of_workers)
+    recipe = ModelRecipe(content=b"m")
+    program = training._program(recipe, settings, data, held)
+    training._trained(None, program, settings, "rows", "others")
+    assert started == [FitProgram(recipe=recipe, data=data, validation=held, **of_workers)]
+    options = {"seed": 9, "exactly_once": True, "validation": "others"}
+    assert fed == [(("rows", 4, 7.0), options)]
+    alone = training._program(recipe, FitSettings(), data, None)
+    assert alone.consistency is None
 
 
 def test_an_evaluation_has_no_limit(played):

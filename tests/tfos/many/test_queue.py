@@ -169,6 +169,20 @@ def test_values_of_a_lost_slot_are_trained_again_unless_files_have_them():
         assert [queue.is_newest(slot) for slot in (A, B)] == [False, True]
 
 
+def test_a_value_is_lost_once_however_often_its_slot_is():
+    queue = queue_of(1)
+    queue.draw(A)
+    queue.ended(A, done(0))
+    for reason in ("executor lost", "its next process was lost"):
+        queue.slot_lost(0, reason)
+    assert queue.most_losses == 1
+    assert queue.table[0].error == "executor lost"
+    assert queue.draw(B) == Train(0, 2)
+    queue.slot_lost(0, "and the one after that")
+    assert states(queue) == ["training"]
+    assert queue.draw(A) == WaitForItem()
+
+
 def test_values_that_have_arrived_stay():
     queue = queue_of(2)
     for item in range(2):
@@ -217,12 +231,13 @@ def test_an_item_ahead_that_was_not_begun_loses_no_attempt_with_its_slot():
 
 
 def test_an_item_ahead_has_begun_once_the_one_before_it_has_ended():
-    queue = queue_of(3, retries=0)
-    queue.draw(A)
-    queue.draw(A, (0,), is_ahead=True)
+    queue = queue_of(4, retries=0)
+    queue.draw(A), queue.draw(B)
+    assert queue.draw(A, (0,), is_ahead=True) == Train(2, 1)
     queue.ended(A, done(0))
     queue.slot_lost(0, "lost")
-    assert states(queue) == ["waiting", "failed", "waiting"]  # the first one's value is lost
+    # The first one's value is lost; the other slot goes on.
+    assert states(queue) == ["waiting", "training", "failed", "waiting"]
 
 
 def test_an_item_ahead_of_another_one_has_not_begun_when_a_value_before_both_is_written():

@@ -48,3 +48,57 @@ def test_a_slot_whose_values_are_read_is_not_lost_in_a_pause_of_the_driver_or_be
     assert slot.is_stuck(1011.0 + SILENT_S, wait_s=2.0)
     slot.lose()
     assert not slot.is_stuck(1e6, wait_s=2.0)
+
+
+def test_a_late_call_of_a_process_that_has_left_does_not_make_it_silent():
+    """Its thread for beats may send one behind the last; a process before it may, too."""
+    slot = SlotState()
+    slot.hear(10.0, attempt=NEXT, is_leaving=True)
+    for late in (NEXT, FIRST):
+        slot.hear(11.0, attempt=late)
+        assert not slot.is_silent(1e6)
+
+
+def test_values_are_awaited_while_their_task_runs_and_then_as_long_as_a_slot():
+    is_active: bool | None = True
+    job: Any = SimpleNamespace(has_active_task=lambda: is_active)
+    slot = SlotState(job=job)
+    slot.hear(10.0, attempt=FIRST, is_leaving=True)
+    assert not slot.is_stuck(1000.0, wait_s=120.0)
+    is_active = None  # Spark does not say
+    assert not slot.is_stuck(2000.0, wait_s=120.0)
+    is_active = False
+    assert not slot.is_stuck(2120.0, wait_s=120.0)
+    assert slot.is_stuck(2120.1, wait_s=120.0)
+    slot.job = None  # it has brought them
+    assert not slot.is_stuck(1e6, wait_s=120.0)
+
+
+def test_only_the_time_in_which_the_driver_stood_still_is_subtracted_from_a_silence():
+    slot = SlotState()
+    slot.forgive(1000.0, now_s=1010.0)
+    assert not slot.is_silent(1e6)  # there is no process
+    slot.hear(10.0, attempt=FIRST)
+    slot.forgive(20.0, now_s=35.0)
+    assert not slot.is_silent(30.0 + SILENT_S)
+    assert slot.is_silent(30.1 + SILENT_S)
+    slot.forgive(1000.0, now_s=70.0)
+    assert slot.is_silent(70.1 + SILENT_S)
+
+
+def test_a_last_round_is_repeated_only_if_it_has_trained_an_item():
+    slot = SlotState()
+    for has_trained in (True, True, False):
+        given_up = [
+            slot.set_back("the disk is full", 0.0, pauses=False) or slot.is_given_up
+            for _ in range(MAX_SETBACKS)
+        ]
+        assert given_up == [False, False, False, True]
+        slot.try_again(1.0, is_last=True)
+        assert not slot.is_given_up
+        if has_trained:
+            slot.item_ended()
+    for _ in range(MAX_SETBACKS):
+        slot.set_back("the disk is full", 2.0, pauses=False)
+    slot.try_again(3.0, is_last=True)
+    assert slot.is_given_up

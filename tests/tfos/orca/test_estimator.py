@@ -168,6 +168,61 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
         estimator.predict(frame, "x", batch_size=-1)
 
 
+def test_outputs_are_columns_by_their_names_unless_there_is_one_or_they_get_others(monkeypatch):
+    taken: list[Any] = []
+    monkeypatch.setattr("tfos.orca.estimator.predicted", lambda _, made: taken.append(made))
+    frame = frame_of(x=DoubleType())
+
+    def names(outputs: str, given: Any = None) -> list[tuple[str, str]]:
+        signature = ModelSignature(
+            source=ModelSource(content=b"m"),
+            digest="d",
+            inputs=ONE_INPUT.inputs,
+            outputs=dict.fromkeys(outputs, FLOATS),
+        )
+        monkeypatch.setattr("tfos.orca.estimator.read_signature", lambda *_: signature)
+        Estimator(ONE_INPUT, {}, FitSettings(), None).predict(frame, "x", given)
+        return [(each.output, each.column) for each in taken[-1].outputs]
+
+    assert names("y") == [("y", "prediction")]
+    assert names("yz") == [("y", "y"), ("z", "z")]
+    assert names("y", "score") == [("y", "score")]
+    assert names("yz", ["a", "b"]) == [("y", "a"), ("z", "b")]
+    with pytest.raises(SettingsError, match=r"output_cols=\['a'\], but the model has the outputs"):
+        names("yz", "a")
+
+
+def test_all_that_a_program_says_reaches_the_fit(monkeypatch):
+    taken: list[FitSettings] = []
+
+    def fit(sc: Any, make: Any, recipe: ModelRecipe, settings: FitSettings, held: Any) -> FitResult:
+        taken.append(settings)
+        return FitResult(COMPILED, {"loss": [1.0]})
+
+    monkeypatch.setattr("tfos.orca.estimator.active_context", lambda: None)
+    monkeypatch.setattr("tfos.orca.estimator.fit_made", fit)
+    of_cluster: dict[str, Any] = {
+        "cluster_size": 4,
+        "num_ps": 2,
+        "consistency": "ssp",
+        "staleness_bound": 3,
+        "seed": 7,
+        "exactly_once": True,
+        "verbose": False,
+    }
+    config = ClusterConfig(abort_s=99.0)
+    make: Any = Estimator.from_keras
+    estimator = make(model_creator=lambda config: None, cluster_config=config, **of_cluster)
+    of_fit: dict[str, Any] = {"epochs": 5, "callbacks": [object()], "class_weight": {0: 2.0}}
+    assert estimator.fit(made, batch_size=8, **of_fit) == {"loss": [1.0]}
+    assert taken == [
+        FitSettings(batch_size=4, resume_epochs=False, config=config, **of_cluster, **of_fit)
+    ]
+    assert estimator.history == {"loss": [1.0]}
+    recipe = estimator._trained()
+    assert (recipe.content, recipe.model_fn, recipe.has_trained) == (COMPILED, None, True)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -175,6 +230,7 @@ def test_predict_takes_rows_as_predict_column_does_and_refuses_what_are_none(mon
         ({"cluster_size": 1, "num_ps": 1}, "cluster_size=1 with num_ps=1 leaves .* raise cluster_"),
         ({"num_ps": -1}, "num_ps=-1; it must be 0 or more"),
         ({"consistency": "ssp"}, "consistency='ssp' with staleness_bound=None"),
+        ({"seed": -1}, "seed=-1 with 1 workers: .* or None for rows in their own order"),
         (
             {"config": ClusterConfig()},
             "config must be a dict, .*got ClusterConfig.*cluster_config=",

@@ -41,7 +41,8 @@ class Cluster:
         self.phase = ClusterPhase.RESERVED
         self.at: list[str] = []
         self.missing: list[str] = []
-        self.is_starting = False
+        self.registered: list[str] = []
+        self.is_starting = self.is_ending = False
         self.info = SimpleNamespace(cluster_id="c")
 
     @property
@@ -53,14 +54,19 @@ class Cluster:
 
     def read(self, question: Any) -> Any:
         workers = [SimpleNamespace(executor_id=each, is_live=True) for each in self.at]
-        missing = {
-            each: SimpleNamespace(name=each, status=NodeStatus.MISSING) for each in self.missing
+        members = {
+            each: SimpleNamespace(name=each, status=status)
+            for status, names in (
+                (NodeStatus.MISSING, self.missing),
+                (NodeStatus.REGISTERED, self.registered),
+            )
+            for each in names
         }
         state = SimpleNamespace(
             phase=self.phase,
-            is_ending=False,
+            is_ending=self.is_ending,
             is_starting=self.is_starting,
-            members=missing,
+            members=members,
             workers=workers,
         )
         return question(state)
@@ -140,3 +146,22 @@ def test_of_the_claimed_slots_those_of_starting_nodes_are_told_apart():
     assert claims.count() == (6, 3)
     clusters[1].phase = ClusterPhase.RUNNING
     assert claims.count() == (3, 3)
+
+
+def test_slots_are_promised_to_nodes_that_have_not_registered_until_the_cluster_runs_or_ends():
+    claims, cluster, other = SlotClaims(), Cluster(), Cluster()
+    cluster.missing = ["worker:0", "worker:1", "ps:0"]  # the last one is beside the driver
+    cluster.registered = ["worker:2"]
+    claims.add(cluster.coordinator, "c", {"worker:0": 2, "worker:1": 2, "worker:2": 2})
+    claims.add(other.coordinator, "other", {"worker:0": 1})
+    assert claims.count() == (4, 0)
+    cluster.is_starting = True
+    assert claims.count() == (4, 4)
+    other.missing = ["worker:0"]
+    assert claims.count() == (5, 4)
+    other.is_ending = True
+    assert claims.count() == (4, 4)
+    for phase in (ClusterPhase.RUNNING, ClusterPhase.FAILED, ClusterPhase.CLOSED):
+        cluster.phase = phase
+        assert claims.count() == (0, 0)
+        assert claims.running() == (("c",) if phase is ClusterPhase.RUNNING else ())

@@ -50,12 +50,48 @@ def test_nodes_are_packed_on_few_hosts():
     assert len(found["ps"] + found["workers"]) == 1
 
 
-def test_a_placement_that_leaves_no_room_gives_way():
-    executors = _capacities(("a", 1, 0), ("b", 2, 0))
-    nodes = [*_nodes(1, 0), PlacedNode("worker:0", "workers", NodeShare(2))]
-    found = assign(nodes, executors, "pack")
+def test_a_role_is_spread_although_the_other_one_is_on_one_host():
+    executors = _capacities(("a", 16, 0), ("b", 2, 0))
+    servers = [PlacedNode(f"ps:{i}", "ps", NodeShare(3)) for i in range(3)]
+    found = _hosts(servers + _nodes(0, 2), executors, "spread")
+    assert found == {"ps": Counter("aaa"), "workers": Counter("ab")}
+
+
+def test_nodes_of_two_roles_are_on_two_hosts_and_on_two_executors_if_there_are():
+    executors = _capacities(("a", 4, 0), ("a", 4, 0), ("b", 4, 0))
+    assert _hosts(_nodes(1, 1), executors, "spread") == {
+        "ps": Counter("a"),
+        "workers": Counter("b"),
+    }
+    found = assign(_nodes(0, 2), _capacities(("a", 8, 0), ("a", 4, 0)), None)
     assert found is not None
-    assert found.executors == {"ps:0": "0", "worker:0": "1"}
+    assert set(found.executors.values()) == {"0", "1"}
+
+
+@pytest.mark.parametrize("placement", ["spread", "pack", None])
+def test_a_placement_that_leaves_no_room_gives_way(placement):
+    """Each of them puts a worker where alone the server fits."""
+    executors = _capacities(("a", 1, 1), ("a", 3, 1), ("b", 1, 1))
+    nodes = [PlacedNode("ps:0", "ps", NodeShare(3)), *_nodes(0, 2, NodeShare(1, 1))]
+    found = assign(nodes, executors, placement)
+    assert found is not None
+    assert found.executors == {"worker:0": "0", "worker:1": "2", "ps:0": "1"}
+
+
+@pytest.mark.parametrize("placement", ["spread", "pack", None])
+def test_large_nodes_are_placed_before_small_ones(placement):
+    executors = _capacities(("a", 3, 0), ("b", 1, 1))
+    nodes = [*_nodes(1, 0), PlacedNode("worker:0", "workers", NodeShare(3))]
+    found = assign(nodes, executors, placement)
+    assert found is not None
+    assert found.executors == {"ps:0": "1", "worker:0": "0"}
+
+
+@pytest.mark.parametrize("placement", ["spread", "pack", None])
+def test_a_server_leaves_an_executor_with_a_gpu_to_others(placement):
+    found = assign(_nodes(1, 0), _capacities(("a", 2, 1), ("a", 2, 0)), placement)
+    assert found is not None
+    assert found.executors == {"ps:0": "1"}
 
 
 def test_a_server_takes_no_place_from_a_worker_with_a_gpu():
@@ -119,6 +155,7 @@ def _needs(placement: Placement | None) -> SlotNeeds:
     ("placement", "hosts", "num_hosts", "said"),
     [
         ("spread", "abab", 2, ""),
+        ("spread", "abab", 3, ""),
         ("spread", "aaab", 2, "2 nodes of ps are on 1 host, 2 wanted; Spark has executors on 2"),
         ("spread", "aaaa", 1, "2 nodes of workers are on 1 host, 2 wanted"),
         ("pack", "aabb", 2, ""),
@@ -138,6 +175,16 @@ def test_what_a_placement_could_not_do_is_told(placement, hosts, num_hosts, said
     )
     assert said in note
     assert bool(note) is bool(said)
+
+
+def test_more_nodes_than_hosts_are_spread_as_far_as_they_can_be():
+    needs = SlotNeeds("a cluster", tuple(_nodes(0, 3)), placement="spread")
+    assert not needs.host_note({"worker:0": "a", "worker:1": "b", "worker:2": "a"}, 2)
+
+
+def test_fed_nodes_without_gpus_run_wherever_spark_has_a_slot():
+    assert not SlotNeeds("a cluster", tuple(_nodes(1, 2)), num_fed=2).shares_tasks
+    assert SlotNeeds("a cluster", tuple(_nodes(1, 2, GPU_WORKER)), num_fed=2).shares_tasks
 
 
 def test_servers_beside_the_driver_need_no_slot():

@@ -36,6 +36,9 @@ def _workers(**asked) -> RoleResources:
 def test_without_resources_nothing_is_asked():
     assert not _profiles(RoleResources()).groups
     assert not _profiles(RoleResources(), master="local[4]", **GPUS).groups
+    assert not _profiles(
+        RoleResources(), **GPUS, **{"spark.dynamicAllocation.enabled": "true"}
+    ).groups
 
 
 def test_a_role_without_dynamic_allocation_has_cores_and_gpus_of_its_tasks():
@@ -64,6 +67,43 @@ def test_other_resources_of_tasks_stay_with_workers():
     profile = _profiles(_workers(cores=2), **conf).of(WORKER)
     assert profile is not None
     assert profile.task_resources == (("fpga", 2.0), ("gpu", 1.0))
+
+
+def test_who_wants_no_gpu_where_every_task_takes_one_gets_none():
+    profile = _profiles(_workers(gpus=0), **GPUS).of(WORKER)
+    assert profile is not None
+    assert (profile.share, profile.task_resources) == (NodeShare(1, 0), ())
+
+
+def test_servers_take_no_other_resource_of_tasks():
+    conf = {"spark.task.resource.fpga.amount": "2"}
+    profile = _profiles(RoleResources(ps=Resources(cores=2)), **conf).of(PS)
+    assert profile is not None
+    assert profile.task_resources == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "conf", "is_refused"),
+    [
+        (RoleResources(placement="spread"), FIXED, False),
+        (RoleResources(workers=Resources(cores=1), placement="spread"), {}, False),
+        (RoleResources(placement="pack"), GPUS, False),
+        (RoleResources(placement="pack"), {**FIXED, **GPUS}, True),  # servers get a profile
+    ],
+)
+def test_a_placement_is_refused_only_where_spark_makes_executors_for_nodes(asked, conf, is_refused):
+    refusals: list[str] = []
+    try:
+        _profiles(asked, **conf)
+    except ConfigError as error:
+        refusals.append(str(error))
+    assert bool(refusals) is is_refused
+    assert all("with dynamic allocation" in each for each in refusals)
+
+
+def test_each_node_of_a_role_may_have_the_last_executor():
+    two = dict.fromkeys(list(FIXED)[1:], "2")
+    assert _profiles(_workers(cores=1), **FIXED | two).of(WORKER)
 
 
 def test_with_as_many_executors_at_least_as_at_most_a_role_has_executors_of_its_own():
@@ -136,7 +176,7 @@ def test_what_spark_cannot_do_is_refused_with_the_next_step(asked, master, conf,
 )
 def test_what_contradicts_itself_is_refused(asked, message):
     with pytest.raises(SettingsError, match=message):
-        RoleResources(**asked).check(PLAN, "gpu")
+        _profiles(RoleResources(**asked))
 
 
 def test_resources_of_servers_that_take_no_task_are_refused():

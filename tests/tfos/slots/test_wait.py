@@ -11,7 +11,7 @@ from tfos.errors import NotEnoughSlots
 from tfos.slots.offer import ExecutorSlots, Offer
 from tfos.slots.placing import PlacedNode, SlotNeeds
 from tfos.slots.profiles import RoleProfiles, needs_of
-from tfos.slots.wait import SlotWait, shortage, workers_hold_slots
+from tfos.slots.wait import SlotWait, kept_executors, shortage, workers_hold_slots
 from tfos.spark.shares import ONE_CORE, NodeShare
 from tfos.topology import plan
 
@@ -274,6 +274,8 @@ def test_slots_of_another_cluster_do_not_feed_this_one():
     assert _holds(2, InputMode.SPARK, _offer(1, slots=4))  # one is left for the one worker
     assert not _holds(2, InputMode.SPARK, _offer(0, 0, 0))
     assert not _holds(2, InputMode.SPARK, _offer(2, slots=4))
+    one_slot = Offer((ExecutorSlots("0", "h", 1), ExecutorSlots("1", "h", 8)))
+    assert not _holds(2, InputMode.SPARK, one_slot)  # a worker there would leave no other
 
 
 def test_workers_with_executors_of_their_own_keep_their_tasks():
@@ -346,6 +348,37 @@ def _gpus(*free: tuple[int, float], claimed: int = 0) -> Offer:
         for i, (cores, gpus) in enumerate(free)
     )
     return Offer(tuple(executors), expected=2, claimed=claimed)
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize(
+    ("passing", "refused_s"), [({}, 4.0), ({"starting": 1}, 60.0), ({"ending": 1}, 60.0)]
+)
+def test_nodes_with_resources_await_what_starts_or_ends_and_nothing_else(passing, refused_s):
+    wait = replace(_wait(slot_settle_s=4.0, slot_wait_s=60.0), needs=WITH_RESOURCES)
+    offer = replace(_gpus((4, 1), (0, 0)), **passing)
+    assert _refused_at_s(wait, offer, 0.0, 3.9, 4.0, 59.0, 60.0) == refused_s
+
+
+@pytest.mark.fault("F18")
+def test_a_shortage_of_resources_names_what_executors_have_and_what_tasks_hold():
+    text = shortage(WITH_RESOURCES, _gpus((4, 1), (0, 0)))
+    assert text.endswith(
+        "Spark offers too little on each executor (executors 0, 1: 2 x 4 cores and 1 GPU, "
+        "running tasks hold 4 slots)."
+    )
+
+
+def test_workers_whose_tasks_return_keep_the_executors_of_their_gpus_and_no_others():
+    needs = replace(WITH_RESOURCES, num_fed=2)
+    offer = _gpus((4, 1), (4, 1), (4, 1), claimed=4)
+    fit = offer.fit(needs)
+    assert fit is not None
+    kept = {fit.executors["worker:0"], fit.executors["worker:1"]}
+    assert len({*kept, fit.executors["ps:0"]}) == 3
+    assert kept_executors(needs, offer, fit) == kept
+    stays = replace(fit, left_slots=2)  # for the tasks that feed: the workers' own stay
+    assert kept_executors(needs, offer, stays) == frozenset()
 
 
 def _resources_wait() -> SlotWait:

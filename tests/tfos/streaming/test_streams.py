@@ -14,14 +14,15 @@ import pytest
 from tests.support.cluster_states import node_id, report_to
 from tfos import InputMode, TFCluster
 from tfos.config import Checkpoints
+from tfos.control.members import NodeStatus
 from tfos.control.messages import BatchReport, Done, EpochTrained, FitReading, SaveBatches
-from tfos.errors import FeedJobError, PhaseError, SettingsError, ShutdownTimeout
+from tfos.errors import FeedJobError, NodeFailedError, PhaseError, SettingsError, ShutdownTimeout
 from tfos.feed.dataframe import check_fed
 from tfos.feed.micro_batch import BatchKnown
 from tfos.feed.request import FeedRequest
 from tfos.monitor.reports import EpochReport
 from tfos.streaming import streaming
-from tfos.streaming.state import QueryState, StreamFailed
+from tfos.streaming.state import QueryState, StreamFailed, StreamStopped
 from tfos.streaming.streaming import StreamCalls, Streams
 from tfos.watch.job import STOP_REASON, STREAMS_REASON
 
@@ -181,6 +182,7 @@ def test_a_batch_that_a_server_has_lost_is_trained_once_more():
     request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
     with pytest.raises(FeedJobError, match=r"ps:1 lost it.* the batch is trained once more$"):
         streams._train_once(state, request, 7)
+    assert (state.last_id, state.num_unsaved) == (6, 0)
     streams._train_once(state, request, 7)
     assert (fed, state.last_id, state.num_unsaved) == ([7, 7], 7, 0)
 
@@ -230,6 +232,12 @@ class Chief:
         view: Any = SimpleNamespace(workers=[SimpleNamespace(node=node_id("worker:0"))])
         streams._coordinator.act = lambda decide: decide(view)  # type: ignore[method-assign, assignment]
 
+    def answers(self, answer: BatchReport | None, **view: Any) -> None:
+        """Let the chief answer otherwise, in a cluster of which this is known."""
+        self.streams._answer = lambda *_: answer  # type: ignore[method-assign]
+        self.streams._await_answer = lambda *_: answer  # type: ignore[method-assign]
+        self.streams._coordinator.read = lambda look: look(SimpleNamespace(**view))  # type: ignore[method-assign, assignment, arg-type]
+
     def train(self, state: QueryState, *batch_ids: int) -> None:
         request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
         for batch_id in batch_ids:
@@ -273,6 +281,86 @@ def test_batches_whose_ids_are_not_saved_are_warned_of_once(every_batches, is_no
     assert all("no batch of this stream is skipped" in each for each in chief.warned)
 
 
+@pytest.mark.parametrize("answer", [None, BatchReport("input", 1, False, {})])
+@pytest.mark.parametrize(
+    ("is_ending", "error", "sentence"),
+    [
+        (False, FeedJobError, "batch 7 was not trained: main_fun has returned"),
+        (True, PhaseError, "the cluster was stopped while it trained batch 7"),
+    ],
+)
+def test_a_batch_is_over_only_once_the_chief_has_said_so(answer, is_ending, error, sentence):
+    chief, state = Chief(every_batches=1), QueryState("q", last_id=6, is_known=True)
+    chief.answers(answer, is_ending=is_ending, training_stop="")
+    with pytest.raises(error, match=sentence):
+        chief.train(state, 7)
+    assert (state.last_id, state.num_unsaved) == (6, 0), "Spark brings it again"
+
+
+def test_no_batch_is_trained_before_the_chief_has_said_what_it_restored():
+    chief, state = Chief(every_batches=1), QueryState("q")
+    chief.answers(None, is_ending=False, training_stop="")
+    with pytest.raises(FeedJobError, match="batch 7 was not trained"):
+        chief.train(state, 7)
+    assert (chief.fed, state.is_known) == ([], False)
+
+
+def test_a_batch_without_rows_is_over_whatever_the_chief_says():
+    chief, state = Chief(every_batches=1), QueryState("q", last_id=6, is_known=True)
+    chief.streams._feed_service.train_batch = lambda *_: EpochReport("input", 0, 0, 0, 0, 0, 2.0)  # type: ignore[method-assign]
+    chief.answers(None)
+    chief.train(state, 7)
+    assert (state.last_id, state.num_unsaved, chief.warned) == (7, 0, [])
+
+
+def test_batches_that_spark_leaves_out_are_named():
+    chief = Chief(every_batches=1)
+    chief.train(QueryState("q", last_id=2, is_known=True), 3, 7)
+    assert len(chief.warned) == 1
+    assert "goes on with batch 7; batches 4 to 6, which it marks as done" in chief.warned[0]
+
+
+def test_what_nobody_saves_is_an_error_unless_the_chief_has_saved_it_at_its_end():
+    chief, state = Chief(every_batches=9), QueryState("q", is_known=True)
+    chief.train(state, 0, 1)
+    chief.answers(None, workers=[SimpleNamespace(status=NodeStatus.RUNNING)])
+    with pytest.raises(FeedJobError, match="batches 0 to 1 could not be saved: the chief takes"):
+        chief.streams._save(state)
+    chief.answers(None, workers=[SimpleNamespace(status=NodeStatus.DONE)])
+    chief.streams._save(state)
+
+
+def test_a_query_that_is_started_again_trains_and_the_run_that_was_stopped_does_not():
+    streams, trained = calls()._streams, []
+    properties = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r1"}
+    streams._sc = SimpleNamespace(getLocalProperty=properties.get)
+    streams._train_once = lambda _, request, batch_id: trained.append((request.data, batch_id))  # type: ignore[method-assign, assignment]
+    request = FeedRequest(data=None, feed="input", feed_timeout_s=1.0)
+    streams.train_batch(request, "rows", 6)
+    state, run = streams._state_of("q", "r1")
+    assert run.stop(0.0)
+    run.let_go.set()
+    with pytest.raises(StreamStopped):
+        streams.train_batch(request, "more rows", 7)
+    properties["spark.jobGroup.id"] = "r2"
+    assert not streams._state_of("q", "r2")[1].is_stopping
+    streams.train_batch(request, "the same rows", 7)
+    assert trained == [("rows", 6), ("the same rows", 7)]
+    assert streams._state_of("q", "r2")[0] is state
+
+
+def test_an_error_outside_of_a_query_is_raised_as_it_is():
+    streams = calls()._streams
+    streams._sc = SimpleNamespace(getLocalProperty=lambda _: None)
+
+    def fails(*_: Any) -> None:
+        raise FeedJobError("no rows")
+
+    streams._train_once = fails  # type: ignore[method-assign, assignment]
+    with pytest.raises(FeedJobError, match=r"^no rows$"):
+        streams.train_batch(FeedRequest(data=None, feed="input", feed_timeout_s=1.0), None, 0)
+
+
 def test_the_last_save_of_a_stream_has_what_no_save_had():
     chief, state = Chief(every_batches=9), QueryState("q", is_known=True)
     chief.train(state, 0, 1)
@@ -293,6 +381,37 @@ def test_an_answer_is_waited_for_as_long_as_a_save_may_take(number: int, doing: 
     with pytest.raises(FeedJobError, match=rf"{doing}.* within .*Checkpoints\(timeout_s="):
         streams._await_answer("input" if number else "", number)
     assert waited[0] > 7200
+
+
+@pytest.mark.parametrize("most_s", [math.inf, 5.0])
+def test_the_last_answer_of_the_chief_counts_and_its_failure_before_it(bed, most_s):
+    waits: list[float] = []
+    streams = calls()._streams
+    streams._coordinator = bed.coordinator
+    streams._ending.raise_failure = lambda: None  # type: ignore[method-assign]
+
+    def wait(is_over: Any, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        found: bool = bed.coordinator.read(is_over)
+        return found
+
+    bed.coordinator.wait = wait
+    chief, done = node_id("worker:0"), BatchReport("input", 1, True, {})
+    report_to(bed.coordinator, chief, BatchReport("input", 1, False, {}))
+    with pytest.raises(FeedJobError, match="has not saved within"):
+        streams._await_answer("input", 1, most_s)
+    report_to(bed.coordinator, chief, done)
+    assert streams._await_answer("input", 1, most_s) == done
+    assert set(waits) == {min(most_s, streaming._ANSWER_S)}
+    report_to(bed.coordinator, chief, Done())
+    assert streams._await_answer("input", 2, most_s) is None
+
+    def fails() -> None:
+        raise NodeFailedError([])
+
+    streams._ending.raise_failure = fails  # type: ignore[method-assign]
+    with pytest.raises(NodeFailedError):
+        streams._await_answer("input", 1, most_s)
 
 
 def ended_query(number: int, query_id: str, error: BaseException | None = None) -> Any:
