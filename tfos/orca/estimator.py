@@ -409,6 +409,7 @@ class Estimator:
             checkpoint_dir=directory,
             resume=directory is not None and self._servers is not None,
             resume_epochs=self._resumes_epochs,
+            keeps_epochs=directory is not None,
         )
 
     def _makers(self, data: Creator, held: Any, settings: FitSettings) -> list[Any]:
