@@ -143,7 +143,10 @@ class TrainedFeeds:
         saver.watch(self._note_save)
 
     def end(self) -> None:
-        """Note that main_fun has returned: a run that resumes this one feeds all its epochs."""
+        """Note that main_fun has returned: a run that resumes this one feeds all its epochs.
+
+        Not with `keeps_epochs`: then its driver decides.
+        """
         self._is_ended = True
         if not self.keeps_epochs:
             self._fed.end()
