@@ -770,6 +770,7 @@ def test_a_run_whose_end_is_noted_elsewhere_keeps_its_record():
     run.train(0, PLACE)
     run.batches.keeps_epochs = True
     run.batches.end()
+    assert run.client.metadata[FED_EPOCHS] is not None
     assert run.noted["input"].count == 1
 
 
