@@ -150,6 +150,8 @@ class FitProgram:
     class_weight: Mapping[int, float] | None = None
     learning_rate: float | None = None
     seed: int | None = None
+    keeps_epochs: bool = False
+    """See FitSettings."""
 
     def __call__(self, args: Any, ctx: Any) -> None:
         """Train, then answer with the model until the feeds end."""
@@ -159,6 +161,7 @@ class FitProgram:
         from tfos.keras.fit.callbacks import of_rank
 
         del args
+        ctx.trained_feeds.keeps_epochs = self.keeps_epochs
         data, validation = self.data.begun(), self.validation and self.validation.begun()
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)

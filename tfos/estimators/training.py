@@ -75,6 +75,8 @@ class FitSettings:
     resume_epochs: bool = True
     """With `resume`, leave out the epochs that an interrupted fit had trained. False: train all, as
     for other data."""
+    keeps_epochs: bool = False
+    """Whether a fit whose servers have ended counts as interrupted until its model is written."""
     feed_timeout_s: float = 600.0
     exactly_once: bool = False
     """Whether a task that Spark repeats skips the rows that it fed before; see TFCluster.train."""
@@ -314,6 +316,7 @@ def _program(
         class_weight=settings.class_weight,
         learning_rate=settings.learning_rate,
         seed=settings.seed,
+        keeps_epochs=settings.keeps_epochs,
     )
 
 

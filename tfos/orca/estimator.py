@@ -410,6 +410,7 @@ class Estimator:
             checkpoint_dir=directory,
             resume=directory is not None and self._servers is not None,
             resume_epochs=self._resumes_epochs,
+            keeps_epochs=directory is not None,
         )
 
     def _makers(self, data: Creator, held: Any, settings: FitSettings) -> list[Any]:
@@ -432,6 +433,14 @@ class Estimator:
         )
         self._signature = None
         self.history = _joined(self.history, found.history)
+        if self._resumes_epochs and not found.history:
+            warnings.warn(
+                f"this fit has trained none of its epochs={settings.epochs}: the interrupted one, "
+                f"whose servers saved in {settings.checkpoint_dir}, had trained as many, or a "
+                "callback had stopped it. The estimator has its model now. To train other data or "
+                "further epochs, call fit again",
+                stacklevel=3,
+            )
         self._is_behind = self._resumes_epochs = False
         if self._model_dir is not None:
             servers = (self._servers or number) if settings.checkpoint_dir else None

@@ -9,7 +9,8 @@ after it.
 
 The record is set between two epochs, when all pushes are acknowledged, so a checkpoint that counts
 an epoch has its updates. A run whose main_fun has returned removes it: the next one trains all of
-its epochs. A run that was interrupted leaves it, and the next one goes on there.
+its epochs. A run that was interrupted leaves it, and the next one goes on there. Orca's fits always
+leave it (TrainedFeeds.keeps_epochs): the driver tells the next one whether to go on there.
 """
 
 from __future__ import annotations

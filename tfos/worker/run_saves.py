@@ -55,6 +55,7 @@ class RunSaves:
         if context.is_chief and self._settings.feeds:
             run, resumes = self._settings.cluster_id, context.servers.resumes_epochs
             self._trained.begin(self._saver, context.ps_client, run=run, resumes=resumes)
+        self._let_save()
 
     def begin_late(self, context: NodeContext) -> None:
         """Begin at ctx.distribute, where the workers serve the parameters themselves."""
@@ -68,6 +69,7 @@ class RunSaves:
                     "those that are left, or use num_ps >= 1, which skips the others",
                     self._saver.restored_step,
                 )
+        self._let_save()
 
     def end(self) -> ChiefSaver | None:
         """Take no more requests; return the saver, which its caller closes."""
@@ -102,12 +104,17 @@ class RunSaves:
         if saver is None:
             return
         saver.on_unsaved(lambda error: self._not_saved(saver, error, is_last=False))
+        saver.hold(self)  # a save now would have the record of epochs of the run that it resumes
         saver.start()
         plan = self._settings.config.checkpoints
         if plan is not None and plan.keep_best is not None:
             from tfos.worker.best_checkpoint import BestKeeper  # imports the client that saves
 
             self._epochs.keep_best(BestKeeper(plan, saver))
+
+    def _let_save(self) -> None:
+        if self._saver is not None:
+            self._saver.release(self)
 
     def _not_saved(self, saver: ChiefSaver, error: str, *, is_last: bool) -> None:
         plan = self._settings.config.checkpoints

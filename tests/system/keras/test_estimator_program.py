@@ -74,6 +74,7 @@ def context(rank: int) -> SimpleNamespace:
     """Return what the program asks of a worker's context."""
     feed = SimpleNamespace(terminate=lambda: None, should_stop=lambda: True)
     return SimpleNamespace(
+        trained_feeds=SimpleNamespace(),
         rank=rank,
         num_workers=2,
         callbacks=list,

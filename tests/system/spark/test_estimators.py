@@ -7,6 +7,8 @@ import functools
 import inspect
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -610,6 +612,29 @@ def test_orcas_estimator_goes_on_where_its_last_fit_ended(frame, tmp_path):
         estimator.fit(str(tmp_path / "rows"), feature_cols="x", label_cols="label")
     with pytest.raises(SettingsError, match="has no model and no checkpoint of a fit"):
         Estimator.from_keras(model_creator=scaled, model_dir=str(tmp_path)).load_latest_checkpoint()
+
+
+@pytest.mark.long
+def test_a_fit_whose_model_is_not_written_is_not_trained_again(frame, tmp_path, monkeypatch):
+    """A driver that ends between the last save of a fit's servers and the fit's model."""
+    from tfos.estimators import model_files
+    from tfos.orca import Estimator
+
+    where: dict[str, Any] = {"config": {"rate": 0.1, "seed": 0}, "cluster_size": 2}
+    where |= {"model_creator": scaled, "model_dir": str(tmp_path), "consistency": "sync"}
+    columns: dict[str, Any] = {"feature_cols": "features", "label_cols": "label"}
+    with monkeypatch.context() as patch:
+        patch.setattr(model_files, "write_fit", lambda *given: os.kill(os.getpid(), signal.SIGINT))
+        estimator = Estimator.from_keras(**where)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(frame, 2, 20, **columns)
+    again = Estimator.from_keras(**where)
+    again.load_latest_checkpoint()
+    with pytest.warns(UserWarning, match="this fit has trained none of its epochs=2: the interr"):
+        assert again.fit(frame, 2, 20, **columns) == {}
+    trained = zip(estimator.get_model().weights, again.get_model().weights, strict=True)
+    assert all(np.array_equal(one, other) for one, other in trained)
+    assert again.fit(frame, 1, 20, **columns)["loss"][0] > 0
 
 
 def failing(config, batch_size):

@@ -106,7 +106,7 @@ def fits(monkeypatch):
         asked.append((recipe.content, settings))
         if settings.checkpoint_dir:
             Path(settings.checkpoint_dir).mkdir(exist_ok=True)
-        return FitResult(b"model %d" % len(asked), {})
+        return FitResult(b"model %d" % len(asked), {"loss": [1.0]})
 
     monkeypatch.setattr(estimator_module, "fit_made", fit_made)
     monkeypatch.setattr(estimator_module, "active_context", lambda: None)
@@ -295,7 +295,7 @@ def test_a_batch_of_a_stream_that_may_come_twice_is_not_fitted_on_what_servers_s
     monkeypatch.setattr(
         training, "divided", lambda frame, *_: contextlib.nullcontext((frame, None))
     )
-    monkeypatch.setattr(training, "_trained", lambda *_: FitResult(b"model", {}))
+    monkeypatch.setattr(training, "_trained", lambda *_: FitResult(b"model", {"loss": [1.0]}))
     context = SimpleNamespace(getLocalProperty={name: "7"}.get)
     frame = SimpleNamespace(
         sparkSession=SimpleNamespace(sparkContext=context),

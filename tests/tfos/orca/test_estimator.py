@@ -52,6 +52,17 @@ def test_the_history_has_a_value_per_epoch_of_every_fit_in_each_column():
     )
 
 
+def test_a_fit_whose_epochs_an_interrupted_one_had_trained_says_that_it_has_trained_nothing():
+    settings = FitSettings(epochs=2, checkpoint_dir="/runs/servers-00001")
+    estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
+    estimator._resumes_epochs = True
+    with pytest.warns(UserWarning, match=r"none of its epochs=2: .* /runs/servers-00001, had tr"):
+        estimator._take(FitResult(COMPILED, {}), 1, settings)
+    estimator._take(FitResult(COMPILED, {}), 2, settings)
+    estimator._resumes_epochs = True
+    estimator._take(FitResult(COMPILED, {"loss": [1.0]}), 3, settings)
+
+
 def test_what_is_no_file_of_a_model_is_refused_when_it_is_loaded(tmp_path):
     estimator = Estimator(ONE_INPUT, {}, FitSettings(), None)
     (tmp_path / "m.h5").write_bytes(b"HDF5")

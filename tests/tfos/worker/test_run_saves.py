@@ -48,3 +48,30 @@ def test_the_driver_is_told_of_a_last_save_that_failed(tmp_path: Path, monkeypat
         error = saves.close(saver)
     assert "Not a directory" in error
     assert sent == [NotSaved(str(root), error, 0, is_last=True)]
+
+
+def test_no_save_begins_before_the_record_of_epochs_is_this_runs(tmp_path: Path):
+    """It would be the newest, with the epochs of the run that this one goes on from."""
+    checkpoints = Checkpoints(directory=str(tmp_path), every_s=3600.0)
+    manifest, told = make_manifest(rule=ADD), list[str]()
+
+    def begin(saver: Any, *_: Any, **__: Any) -> None:
+        told.append(saver.save_between())
+
+    with cluster("inproc") as bed:
+        client = bed.client()
+        client.seed(manifest, filled(manifest))
+        servers = SimpleNamespace(
+            saver=lambda: ChiefSaver(checkpoints, bed.client), resumes_epochs=False
+        )
+        context: Any = SimpleNamespace(is_chief=True, servers=servers, ps_client=None)
+        trained: Any = SimpleNamespace(begin=begin)
+        unused: Any = None
+        settings = node_settings(feeds=("input",), checkpoints=checkpoints)
+        saves = RunSaves(settings, trained, unused, unused)
+        saves.begin(context)
+        saver = saves.end()
+        assert saver is not None
+        wait_until(lambda: saver.saved_step == 0, "the first save")
+        saver.close()
+    assert told[0], "this save was to wait"

@@ -87,6 +87,9 @@ class TrainedFeeds:
         self._feeds: dict[str, TrainedFeed] = {}
         self._trained: dict[str, int] = {}
         self._fed = FedEpochRecord()
+        self.keeps_epochs = False
+        """Whether the record of epochs outlives main_fun: the driver says elsewhere that the run
+        has ended, and if it could not, the next one must not train them again."""
         self._late: list[SaveBatches] = []
         """Orders that came after the end of main_fun: the last save answers them."""
         self._last_error: str | None = None
@@ -140,9 +143,13 @@ class TrainedFeeds:
         saver.watch(self._note_save)
 
     def end(self) -> None:
-        """Note that main_fun has returned: a run that resumes this one feeds all its epochs."""
+        """Note that main_fun has returned: a run that resumes this one feeds all its epochs.
+
+        Not with `keeps_epochs`: then its driver decides.
+        """
         self._is_ended = True
-        self._fed.end()
+        if not self.keeps_epochs:
+            self._fed.end()
 
     def closed(self, error: str) -> None:
         """Note that the saver has ended with a last save, which answers later orders to save.

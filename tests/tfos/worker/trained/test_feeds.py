@@ -765,6 +765,15 @@ def test_a_run_that_ends_as_it_should_leaves_no_record():
     assert run.client.metadata[FED_EPOCHS] is None
 
 
+def test_a_run_whose_end_is_noted_elsewhere_keeps_its_record():
+    run = Run({})
+    run.train(0, PLACE)
+    run.batches.keeps_epochs = True
+    run.batches.end()
+    assert run.client.metadata[FED_EPOCHS] is not None
+    assert run.noted["input"].count == 1
+
+
 def test_an_epoch_of_a_stream_is_no_epoch_of_a_run_that_resumes():
     run = Run({})
     run.batches.trained("input", -1, PLACE)
