@@ -172,7 +172,7 @@ class ParameterExchange:
             self._averages.pull(self._client, timeout_s)
 
     def begin_step(self) -> None:
-        """Note that a step is about to change the layers' statistics."""
+        """Note that a step is about to change the variables that the last pull has set."""
         self.has_pulled = False
         self.replica.forget_statistics()
 

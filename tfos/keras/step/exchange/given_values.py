@@ -31,7 +31,7 @@ _WHOLE_MODEL = ". Call set_weights or load_weights of the whole model in the cal
 
 
 class GivenValues:
-    """Finds values that the program, its callbacks included, gave to single variables.
+    """Finds values that the program, its callbacks included, gave to the model.
 
     Args:
         variables: the model's variables, in the servers' groups.
