@@ -67,7 +67,7 @@ def forks_end() -> Iterator[None]:
 
 def _end_fork(code: int) -> NoReturn:
     for each in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with contextlib.suppress(Exception):  # closed, replaced, or nobody reads it any more
             each.flush()
     os._exit(code)
 

@@ -256,8 +256,9 @@ class WorkerProcess:
         if isinstance(error, SystemExit):
             message += f"; it called sys.exit({error.code!r}); return, or raise an exception"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):  # main_fun may have closed or replaced it
+            sys.stderr.write(text)
+            sys.stderr.flush()
         self._link.send(Raised(name, message, text))
         return 1
 

@@ -59,7 +59,13 @@ def test_an_exit_handler_that_raises_keeps_no_process():
 
 @pytest.mark.parametrize(
     ("child", "code", "text"),
-    [("pass", 0, ""), ("sys.exit(0)", 0, ""), ("sys.exit('x')", 1, ""), ("1 / 0", 1, "ZeroDivi")],
+    [
+        ("pass", 0, ""),
+        ("sys.exit(0)", 0, ""),
+        ("sys.exit('x')", 1, ""),
+        ("1 / 0", 1, "ZeroDivi"),
+        ("sys.stdout.flush(); sys.stdout = None", 0, ""),
+    ],
 )
 def test_what_user_code_forks_does_not_come_back_from_it(child, code, text):
     program = (

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -596,6 +597,32 @@ def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
     assert run.wait().reason == "over"
     events = [value[1] for kind, value in bed.handler.notes if kind == "event"]
     assert not any(isinstance(event, messages.Failed) for event in events)
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("state", ["closed", "without flush", "none", "descriptor closed"])
+def test_an_exception_arrives_whatever_main_fun_has_made_of_standard_error(bed, state):
+    def main_fun(args, ctx):
+        class Tee:
+            def write(self, text):
+                pass
+
+        match args:
+            case "closed":
+                sys.stderr.close()
+            case "without flush":
+                sys.stderr = Tee()
+            case "none":
+                sys.stderr = None
+            case "descriptor closed":
+                os.close(2)
+        raise LookupError("the reason")
+
+    bed.start(bed.bundle("worker:0", main_fun, state))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert (failure.error_type, failure.message) == ("LookupError", "the reason")
     bed.assert_nothing_left()
 
 
