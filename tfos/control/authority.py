@@ -20,8 +20,8 @@ from tfos.control.identity import DRIVER_NAME, tls_name
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 _SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-"""For any clock of a host, also one without a battery: the authority's key, which exists only in the
-driver's memory, ends with the cluster. RFC 5280 names this end for what does not expire."""
+"""For any clock of a host, also one without a battery: the authority's key, which exists only in
+the driver's memory, ends with the cluster. RFC 5280 names this end for what does not expire."""
 
 
 class ClusterAuthority:
