@@ -59,7 +59,8 @@ def forks_end() -> Iterator[None]:
     except BaseException:
         if os.getpid() == own:
             raise
-        traceback.print_exc()
+        with contextlib.suppress(Exception):  # user code may have closed or replaced it
+            traceback.print_exc()
         _end_fork(1)
     if os.getpid() != own:
         _end_fork(0)
