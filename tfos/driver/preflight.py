@@ -293,7 +293,11 @@ def check_main_fun(main_fun: Callable[..., Any]) -> None:
             f"main_fun must be a function (args, ctx), got {type(main_fun).__qualname__}."
         )
     name = getattr(main_fun, "__qualname__", repr(main_fun))
-    if inspect.iscoroutinefunction(main_fun) or inspect.isgeneratorfunction(main_fun):
+    if (
+        inspect.iscoroutinefunction(main_fun)
+        or inspect.isgeneratorfunction(main_fun)
+        or inspect.isasyncgenfunction(main_fun)
+    ):
         raise SettingsError(
             f"main_fun is called as main_fun(args, ctx), and a call of {name}, an `async def` or a "
             "function with `yield`, runs none of its lines. Use a plain function; one that calls "

@@ -327,7 +327,11 @@ def yields(args, ctx):
     yield args
 
 
-@pytest.mark.parametrize("main_fun", [awaits, yields, functools.partial(awaits)])
+async def awaits_and_yields(args, ctx):
+    yield args
+
+
+@pytest.mark.parametrize("main_fun", [awaits, yields, awaits_and_yields, functools.partial(awaits)])
 def test_a_main_fun_of_which_a_call_runs_nothing_is_refused(main_fun):
     with pytest.raises(SettingsError, match="runs none of its lines"):
         preflight.check_main_fun(main_fun)

@@ -601,6 +601,22 @@ def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
 
 
 @pytest.mark.fault("F03")
+def test_a_main_fun_that_returns_a_coroutine_fails_as_nothing_has_run(bed):
+    def main_fun(args, ctx):
+        async def trains():
+            pass
+
+        return trains()
+
+    bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.error_type == "rpc.errors.SettingsError"
+    assert "none of whose lines has run" in failure.message
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
 @pytest.mark.parametrize("state", ["closed", "without flush", "none", "descriptor closed"])
 def test_an_exception_arrives_whatever_main_fun_has_made_of_standard_error(bed, state):
     def main_fun(args, ctx):
