@@ -736,16 +736,16 @@ def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed, tmp_path
 
 def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkeypatch):
     find_executor = node_task.find_executor
+    gone = str(bed.temp / "gone")
 
     def without_directory(**where):
-        found = find_executor(**where)
-        return msgspec.structs.replace(found, cwd="/nonexistent")
+        return msgspec.structs.replace(find_executor(**where), cwd=gone)
 
     monkeypatch.setattr(node_task, "find_executor", without_directory)
     run = bed.start(bed.bundle("ps:0"))
     failure = bed.failure("ps:0")
     assert failure.error_type == "FileNotFoundError"
-    assert "/nonexistent" in failure.message
+    assert gone in failure.message
     assert run.wait().reason == failure.message
     bed.assert_nothing_left()
 
