@@ -127,10 +127,10 @@ NAMED_BY_ITS_USERS = "tfos/tensorflowonspark/util.py"
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow"}
 MAY_LOOK = {
-    # age of a restored cut; a number above lost ones; when a certificate or run begins; what is
+    # age of a restored cut; a number above lost ones; when a run begins; what is
     # compared between hosts; the name of an export; whether a token has ended
     *("ps/server/handlers.py", "ps/server/save_restore.py", "ps/checkpoint/fencing.py"),
-    *("tfos/control/authority.py", "tfos/doctor/collection.py", "tfos/watch/doors.py"),
+    *("tfos/doctor/collection.py", "tfos/watch/doors.py"),
     *("tfos/tensorflowonspark/estimator_stand_in.py", "feeding/filesystem/hdfs/credentials.py"),
 }
 

@@ -22,6 +22,10 @@ PEERS = ("server", "worker", "driver", "feeder")
 others."""
 
 
+def _hours_from_now(hours: int) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+
+
 class Keys:
     """Credentials of one cluster's authority: good ones, and one for each way to be wrong."""
 
@@ -32,9 +36,9 @@ class Keys:
     def wrong(self, how: str) -> TlsCredentials:
         with pytest.MonkeyPatch.context() as patched:
             if how == "expired":
-                patched.setattr(authorities, "_LIFETIME", datetime.timedelta(hours=-1))
+                patched.setattr(authorities, "_UNTIL", _hours_from_now(-1))
             elif how == "not yet valid":
-                patched.setattr(authorities, "_CLOCK_SKEW", datetime.timedelta(hours=-1))
+                patched.setattr(authorities, "_SINCE", _hours_from_now(1))
             elif how == "other authority":
                 strange = ClusterAuthority(CLUSTER).data_node(*PEERS)
                 return TlsCredentials(strange.cert_pem, strange.key_pem, self.good.ca_pem)

@@ -18,11 +18,10 @@ from rpc.auth.certificates import TlsCredentials, data_name, peer_uri
 from tfos.control.identity import DRIVER_NAME, tls_name
 
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-_CLOCK_SKEW = datetime.timedelta(days=1)
-"""Certificates start a day ago: executors' clocks may be behind the driver's."""
-_LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any job, also one that trains a stream for years: a node that comes back after it is
-refused. The authority's key exists only in the driver's memory anyway."""
+_SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""For any clock of a host, also one without a battery: the authority's key, which exists only in
+the driver's memory, ends with the cluster. RFC 5280 names this end for what does not expire."""
 
 
 class ClusterAuthority:
@@ -97,15 +96,14 @@ class ClusterAuthority:
     def _builder(
         self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _CLOCK_SKEW)
-            .not_valid_after(now + _LIFETIME)
+            .not_valid_before(_SINCE)
+            .not_valid_after(_UNTIL)
         )
 
 

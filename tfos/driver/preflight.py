@@ -292,6 +292,17 @@ def check_main_fun(main_fun: Callable[..., Any]) -> None:
         raise SettingsError(
             f"main_fun must be a function (args, ctx), got {type(main_fun).__qualname__}."
         )
+    name = getattr(main_fun, "__qualname__", repr(main_fun))
+    if (
+        inspect.iscoroutinefunction(main_fun)
+        or inspect.isgeneratorfunction(main_fun)
+        or inspect.isasyncgenfunction(main_fun)
+    ):
+        raise SettingsError(
+            f"main_fun is called as main_fun(args, ctx), and a call of {name}, an `async def` or a "
+            "function with `yield`, runs none of its lines. Use a plain function; one that calls "
+            "asyncio.run() may await."
+        )
     try:
         signature = inspect.signature(main_fun)
     except (TypeError, ValueError):
@@ -299,7 +310,6 @@ def check_main_fun(main_fun: Callable[..., Any]) -> None:
     try:
         signature.bind(None, None)
     except TypeError:
-        name = getattr(main_fun, "__qualname__", repr(main_fun))
         raise SettingsError(
             f"main_fun is called as main_fun(args, ctx), but {name}{signature} does not take two "
             "positional arguments."

@@ -59,7 +59,8 @@ def forks_end() -> Iterator[None]:
     except BaseException:
         if os.getpid() == own:
             raise
-        traceback.print_exc()
+        with contextlib.suppress(Exception):  # user code may have closed or replaced it
+            traceback.print_exc()
         _end_fork(1)
     if os.getpid() != own:
         _end_fork(0)
@@ -67,7 +68,7 @@ def forks_end() -> Iterator[None]:
 
 def _end_fork(code: int) -> NoReturn:
     for each in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with contextlib.suppress(Exception):  # closed, replaced, or nobody reads it any more
             each.flush()
     os._exit(code)
 

@@ -118,7 +118,10 @@ def _end(rank: int, outcome: RankOutcome) -> None:
     if not outcome.error_type:
         names = ", ".join(each.name for each in late)
         what = f"threads ({names})" if late else "exit handlers"
-        sys.stderr.write(f"rank {rank} has returned, and its {what} go on: it ends without them\n")
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            sys.stderr.write(
+                f"rank {rank} has returned, and its {what} go on: it ends without them\n"
+            )
     os._exit(1 if outcome.error_type else 0)
 
 

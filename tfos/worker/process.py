@@ -12,6 +12,7 @@ Threads: `tfos-orders` carries out orders, those that wait on a short-lived thre
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import signal
@@ -30,7 +31,7 @@ from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Call, Listener
 from tfos.collectives.offers import Offers
 from tfos.control import messages, return_values
-from tfos.errors import NoResultError, RankLost
+from tfos.errors import NoResultError, RankLost, SettingsError
 from tfos.native import legacy_keras
 from tfos.native.collective import before_collective, may_follow_from_peer
 from tfos.native.environment import after_strategy, announce_to_tensorflow, tf_config
@@ -256,8 +257,9 @@ class WorkerProcess:
         if isinstance(error, SystemExit):
             message += f"; it called sys.exit({error.code!r}); return, or raise an exception"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):  # main_fun may have closed or replaced it
+            sys.stderr.write(text)
+            sys.stderr.flush()
         self._link.send(Raised(name, message, text))
         return 1
 
@@ -393,6 +395,12 @@ def main(body: bytes) -> None:
 
 def _as_message(returned: Any) -> messages.Done:
     """Return the report of what main_fun returned; a value that cannot travel is not a failure."""
+    if inspect.iscoroutine(returned):  # of a decorated `async def`, which start() cannot tell
+        returned.close()
+        raise SettingsError(
+            f"main_fun returned the coroutine {returned.__qualname__}(), none of whose lines has "
+            "run. Use a plain function; one that calls asyncio.run() may await."
+        )
     try:
         return messages.Done(result=return_values.encode(returned))
     except NoResultError as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import threading
 from typing import Any
@@ -316,6 +317,24 @@ def test_main_fun_must_take_args_and_ctx():
         preflight.check_main_fun(lambda args: None)
     with pytest.raises(SettingsError, match="got str"):
         preflight.check_main_fun("main_fun")  # type: ignore[arg-type]
+
+
+async def awaits(args, ctx):
+    return args
+
+
+def yields(args, ctx):
+    yield args
+
+
+async def awaits_and_yields(args, ctx):
+    yield args
+
+
+@pytest.mark.parametrize("main_fun", [awaits, yields, awaits_and_yields, functools.partial(awaits)])
+def test_a_main_fun_of_which_a_call_runs_nothing_is_refused(main_fun):
+    with pytest.raises(SettingsError, match="runs none of its lines"):
+        preflight.check_main_fun(main_fun)
 
 
 def test_zero_epochs_mean_ten():

@@ -59,15 +59,22 @@ def test_an_exit_handler_that_raises_keeps_no_process():
 
 @pytest.mark.parametrize(
     ("child", "code", "text"),
-    [("pass", 0, ""), ("sys.exit(0)", 0, ""), ("sys.exit('x')", 1, ""), ("1 / 0", 1, "ZeroDivi")],
+    [
+        ("pass", 0, ""),
+        ("sys.exit(0)", 0, ""),
+        ("sys.exit('x')", 1, ""),
+        ("1 / 0", 1, "ZeroDivi"),
+        ("sys.stdout.flush(); sys.stdout = None", 0, ""),
+        ("sys.stderr.close(); 1 / 0", 1, ""),
+    ],
 )
 def test_what_user_code_forks_does_not_come_back_from_it(child, code, text):
     program = (
         "import os, sys\nfrom tfos.node.process_exit import forks_end\n"
-        "with forks_end():\n pid = os.fork()\n"
-        f" if not pid:\n  print('forked', end=' ')\n  {child}\n"
-        "if not pid: print('came back')\n"
-        "else: print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+        "try:\n with forks_end():\n  pid = os.fork()\n"
+        f"  if not pid:\n   print('forked', end=' ')\n   {child}\n"
+        "finally:\n if not pid: print('came back')\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60

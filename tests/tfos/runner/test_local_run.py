@@ -277,6 +277,16 @@ def test_a_rank_that_has_returned_ends_although_its_thread_goes_on(capfd):
     assert "rank 0 has returned, and its threads (listens) go on: it ends without them" in told
 
 
+def returns_without_standard_error():
+    sys.stderr = cast("Any", None)
+    return returns_beside_a_thread()
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_no_standard_error_ends_although_its_thread_goes_on():
+    assert run_local(returns_without_standard_error, (), {}, 1, timeout_s=WAIT_S) == [0]
+
+
 def raises_on_rank_1():
     if runner.rank() == 0:
         threading.Event().wait()

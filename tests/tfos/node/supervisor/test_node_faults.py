@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -600,6 +601,48 @@ def test_a_signal_behind_the_order_to_stop_is_no_failure(bed):
 
 
 @pytest.mark.fault("F03")
+def test_a_main_fun_that_returns_a_coroutine_fails_as_nothing_has_run(bed):
+    def main_fun(args, ctx):
+        async def trains():
+            pass
+
+        return trains()
+
+    bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.error_type == "rpc.errors.SettingsError"
+    assert "none of whose lines has run" in failure.message
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
+@pytest.mark.parametrize("state", ["closed", "without flush", "none", "descriptor closed"])
+def test_an_exception_arrives_whatever_main_fun_has_made_of_standard_error(bed, state):
+    def main_fun(args, ctx):
+        class Tee:
+            def write(self, text):
+                pass
+
+        match args:
+            case "closed":
+                sys.stderr.close()
+            case "without flush":
+                sys.stderr = Tee()
+            case "none":
+                sys.stderr = None
+            case "descriptor closed":
+                os.close(2)
+        raise LookupError("the reason")
+
+    bed.start(bed.bundle("worker:0", main_fun, state))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert (failure.error_type, failure.message) == ("LookupError", "the reason")
+    bed.assert_nothing_left()
+
+
+@pytest.mark.fault("F03")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("part-\udcff.gz", r"part-\udcff.gz"), (None, "its text cannot be formatted")],
@@ -693,16 +736,16 @@ def test_a_worker_that_never_gives_up_the_gil_is_slow_and_not_dead(bed, tmp_path
 
 def test_a_child_that_cannot_be_started_is_a_failure_with_its_reason(bed, monkeypatch):
     find_executor = node_task.find_executor
+    gone = str(bed.temp / "gone")
 
     def without_directory(**where):
-        found = find_executor(**where)
-        return msgspec.structs.replace(found, cwd="/nonexistent")
+        return msgspec.structs.replace(find_executor(**where), cwd=gone)
 
     monkeypatch.setattr(node_task, "find_executor", without_directory)
     run = bed.start(bed.bundle("ps:0"))
     failure = bed.failure("ps:0")
     assert failure.error_type == "FileNotFoundError"
-    assert "/nonexistent" in failure.message
+    assert gone in failure.message
     assert run.wait().reason == failure.message
     bed.assert_nothing_left()
 
