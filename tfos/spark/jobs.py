@@ -205,7 +205,8 @@ def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
     """Collect some or all partitions of an RDD; Spark starts their tasks in the order named.
 
     Args:
-        rdd: what to run.
+        rdd: a DataFrame's, or what a function made of one; not a JVM's of text or pairs (textFile,
+            cartesian): runJob takes only rows that are pickled.
         order: returns the partitions to run, given the number of partitions.
     """
     return _collect(rdd, order(rdd.getNumPartitions()))
