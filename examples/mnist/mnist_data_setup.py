@@ -1,6 +1,6 @@
 """Write the bundled digits as files: mnist_tf.py reads csv, mnist_tf_ds.py tfrecord and parquet.
 
-    spark-submit examples/mnist/mnist_data_setup.py --output hdfs://nn:8020/digits --format tfrecord
+    spark-submit examples/mnist/mnist_data_setup.py --output hdfs://nn:8020/digits --format parquet
 
 Each Spark partition becomes one file, on any file system that tfos knows: a directory that all
 nodes see, hdfs://, or what fsspec serves. Files of an earlier run that this one did not replace

@@ -205,10 +205,29 @@ def collect_in_order(rdd: Any, order: Callable[[int], list[int]]) -> list[Any]:
     """Collect some or all partitions of an RDD; Spark starts their tasks in the order named.
 
     Args:
-        rdd: what to run.
+        rdd: a DataFrame's, or what a function made of one; not a JVM's of text or pairs (textFile,
+            cartesian): runJob takes only rows that are pickled.
         order: returns the partitions to run, given the number of partitions.
     """
-    return list(rdd.ctx.runJob(rdd, iter, order(rdd.getNumPartitions())))
+    return _collect(rdd, order(rdd.getNumPartitions()))
+
+
+def _collect(rdd: Any, partitions: Sequence[int]) -> list[Any]:
+    """Collect partitions of an RDD in this order."""
+    return list(rdd.ctx.runJob(_Collected(rdd), iter, partitions))
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """An RDD as SparkContext.runJob takes it, which runs no function on its rows.
+
+    On the rows of a DataFrame the function would run in a second Python process beside each task's.
+    """
+
+    rdd: Any
+
+    def mapPartitions(self, _function: object) -> Any:
+        return self.rdd
 
 
 class Waves:
@@ -241,7 +260,7 @@ class Waves:
             self._num_ended = begin
             begin += len(wave)
             started_s = time.monotonic()
-            found += rdd.ctx.runJob(rdd, iter, wave)
+            found += _collect(rdd, wave)
             size = next_size(size, time.monotonic() - started_s, self._wave_s)
         return found
 

@@ -233,6 +233,7 @@ def test_columns_arrive_as_they_were_and_what_cannot_is_refused(spark, session, 
             return rows
 
         assert sorted(fed(frame), key=lambda row: row["id"]) == wanted
+        assert sorted(fed(frame, seed=3), key=lambda row: row["id"]) == wanted
 
         # Columns by name, in the order asked for; names that Spark reads otherwise.
         rows = fed(frame, columns=["time.ntz", "id"])

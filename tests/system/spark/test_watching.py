@@ -54,6 +54,11 @@ def talk(args, ctx):
         time.sleep(0.01)
 
 
+def job_of(cluster: TFCluster) -> tuple[str, str]:
+    """Return the flag that names a job: this user's other jobs may run on this host as well."""
+    return "--job", cluster.cluster_id
+
+
 def tfos(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as another terminal does."""
     command = [sys.executable, "-m", "tfos", *arguments]
@@ -73,28 +78,28 @@ def test_a_training_is_looked_at_saved_and_stopped_by_commands(spark: Any, tmp_p
         cluster.start(train)
 
         def seen() -> dict[str, Any]:
-            found: dict[str, Any] = json.loads(tfos("status", "--json").stdout)
+            found: dict[str, Any] = json.loads(tfos("status", "--json", *job_of(cluster)).stdout)
             return found
 
         eventually(lambda: seen()["num_epochs"] > 1, "two epochs", 120.0)
         eventually(lambda: all(rates(seen())), "rates", 60.0)
         before = latest(tmp_path) or 0
-        saved = tfos("save")
+        saved = tfos("save", *job_of(cluster))
         assert (saved.returncode, saved.stdout.startswith("the parameters are saved in")) == (
             0,
             True,
         )
         assert (latest(tmp_path) or 0) > before
-        page = tfos("page").stdout.strip()
+        page = tfos("page", *job_of(cluster)).stdout.strip()
         assert page == cluster.page_url()
-        assert tfos("stop").returncode == 0
+        assert tfos("stop", *job_of(cluster)).returncode == 0
         end = threading.Thread(target=cluster.shutdown)
         end.start()
         end.join(60.0)
         assert not end.is_alive()
     trained = cluster.results()
     assert trained[0] == trained[1] < EPOCHS
-    assert tfos("status").returncode == 2
+    assert tfos("status", *job_of(cluster)).returncode == 2
     history = json.loads(tfos("history", "--json").stdout)
     mine = next(each for each in history if each["cluster_id"] == cluster.cluster_id)
     assert (mine["state"], mine["epochs"]) == ("CLOSED", trained[0])
@@ -111,7 +116,7 @@ def test_who_looks_costs_little_and_who_does_not_costs_nothing(spark: Any, tmp_p
         reader, looks = PageReader(page, "worker:0"), []
         reader.look()
         watched = bytes_of_window(cluster, lambda: looks.append(reader.look()), LOOK_S)
-        command = [sys.executable, "-m", "tfos", "logs", "-f", "worker:0"]
+        command = [sys.executable, "-m", "tfos", "logs", "-f", "worker:0", *job_of(cluster)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as follower:
             eventually(lambda: process_tcp_bytes(follower.pid) > 10_000, "two looks", 60.0)
             begun = time.monotonic(), process_tcp_bytes(follower.pid)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tfos.spark.jobs import SparkJob, TaskCounts, Waves, next_size
+from tfos.spark.jobs import SparkJob, TaskCounts, Waves, collect_in_order, next_size
 
 
 class Slots:
@@ -91,6 +91,22 @@ def test_tasks_of_later_waves_count_as_tasks_that_have_not_ended():
     spark = Slots(4, on_job=lambda: seen.append(waves.tasks_with(one_ended)))
     waves.collect(rdd_of(spark, 10), backwards)
     assert seen == [TaskCounts(10, 1, 3), TaskCounts(10, 5, 3)]
+
+
+def test_no_function_runs_on_what_is_collected():
+    """On the rows of a DataFrame it would need a second Python process for each task."""
+    collected = []
+
+    class Context(Slots):
+        def runJob(self, rdd: Any, function: Any, partitions: list[int]) -> list[int]:
+            collected.append(rdd.mapPartitions(function))  # as SparkContext does
+            return partitions
+
+    rdd = rdd_of(Context(2), 2)
+    rdd.mapPartitions = lambda _: "a second process"
+    Waves(30.0).collect(rdd, backwards)
+    collect_in_order(rdd, backwards)
+    assert collected == [rdd, rdd]
 
 
 def test_no_partition_is_no_job():
