@@ -344,6 +344,7 @@ class MapRun:
         except Exception as error:  # noqa: BLE001 - raised to those who wait
             self.cancel(error)
         finally:
+            self._console.progress(self._line(), final=True)
             self._console.end_progress()
             self._end()
 

@@ -694,6 +694,12 @@ def test_a_value_that_the_driver_cannot_read_is_named(beds):
         bed.trainings.value("a")
 
 
+def test_the_last_line_says_how_many_items_are_done_and_have_failed(beds):
+    bed = beds(ends_all(Ending.RAISED, "ValueError: bad"), retries=0)
+    assert bed.trainings.wait(WAIT_S)
+    assert "map_train: 0 of 3 done, 3 failed, 0 in training" in bed.text.getvalue()
+
+
 def test_the_line_of_progress_reads_no_rows(beds):
     bed = beds(trains_all)
     assert bed.trainings.wait(WAIT_S)
