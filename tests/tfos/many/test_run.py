@@ -288,6 +288,7 @@ def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(be
         bed.run.wait(None, 0.01)
     bed.trainings.cancel()
     assert {row.state for row in bed.trainings.table()} == {TrainingState.WAITING}
+    assert "map_train: 0 of 3 done, 0 in training" in bed.text.getvalue()
 
 
 @pytest.mark.attack("A24")
