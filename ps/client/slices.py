@@ -138,7 +138,7 @@ def _views_of_parts(parts: Sequence[Array], piece: Slice) -> list[memoryview]:
 
 def _other_groups(layout: Layout, arrays: object, what: str) -> ShapeError:
     names = sorted(group.name for group in layout.groups)
-    got = sorted(arrays) if isinstance(arrays, Mapping) else f"a {type(arrays).__name__}"
+    got = sorted(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
     return ShapeError(
         f"{what} must have the groups {names}, got {got}; pass a dict with one flat array per group"
     )

@@ -88,7 +88,7 @@ def test_nothing_is_filled_in_parts():
 @pytest.mark.parametrize("size", [1, 100])
 def test_an_array_in_place_of_a_dict_of_arrays_is_refused_by_what_it_is(size):
     array: Any = np.zeros(size, np.float32)
-    with pytest.raises(ShapeError, match=r"grads must have the groups \['g0'\], got a ndarray"):
+    with pytest.raises(ShapeError, match=r"grads must have the groups \['g0'\], got ndarray;"):
         check_arrays(Layout.of(manifest_of([100])), array, "grads")
 
 
