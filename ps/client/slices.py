@@ -65,7 +65,8 @@ def check_arrays(
         ShapeError: a group is missing or unknown, or an array has another dtype or size, is not
             flat and contiguous, or cannot be written where that is needed.
     """
-    if len(arrays) != len(layout.groups):
+    given: object = arrays
+    if not isinstance(given, Mapping) or len(arrays) != len(layout.groups):
         raise _other_groups(layout, arrays, what)
     for group in layout.groups:
         array = arrays.get(group.name)
@@ -135,10 +136,11 @@ def _views_of_parts(parts: Sequence[Array], piece: Slice) -> list[memoryview]:
     return views
 
 
-def _other_groups(layout: Layout, arrays: Mapping[str, Gradient], what: str) -> ShapeError:
+def _other_groups(layout: Layout, arrays: object, what: str) -> ShapeError:
     names = sorted(group.name for group in layout.groups)
+    got = sorted(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
     return ShapeError(
-        f"{what} must have the groups {names}, got {sorted(arrays)}; pass one flat array per group"
+        f"{what} must have the groups {names}, got {got}; pass a dict with one flat array per group"
     )
 
 

@@ -43,7 +43,10 @@ class Console:
     def is_terminal(self) -> bool:
         """Whether the stream can show a live line."""
         isatty = getattr(self._out(), "isatty", None)
-        return bool(isatty and isatty())
+        try:
+            return bool(isatty and isatty())
+        except ValueError:  # the user closed it
+            return False
 
     @property
     def is_live(self) -> bool:

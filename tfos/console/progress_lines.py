@@ -31,7 +31,7 @@ class ProgressLines:
         self._console = console
         self._clock = clock
         self._shown_s = clock()
-        self._start = ""
+        self._start = self._last = ""
 
     def show(self, text: str, *, is_start: bool = False) -> None:
         """Show the progress if it is time to.
@@ -47,4 +47,15 @@ class ProgressLines:
             if now_s - self._shown_s < pause_s:
                 return
             self._shown_s, self._start = now_s, start
+        self._last = text
         self._console.progress(text)
+
+    def end(self, text: str) -> None:
+        """Leave the last line, also if it is not time to; a plain line does not come twice.
+
+        Args:
+            text: one line.
+        """
+        if self._console.is_live or text != self._last:
+            self._console.progress(text, final=True)
+        self._console.end_progress()

@@ -344,8 +344,7 @@ class MapRun:
         except Exception as error:  # noqa: BLE001 - raised to those who wait
             self.cancel(error)
         finally:
-            self._console.end_progress()
-            self._end()
+            self._end(lines)
 
     def _step(self) -> bool:
         """Give up lost slots, start missing ones; return whether the run should end."""
@@ -469,8 +468,12 @@ class MapRun:
         for state in self._slots:
             state.forgive(late_s, now_s)
 
-    def _end(self) -> None:
-        """End everything that still runs; waiting callers continue after it."""
+    def _end(self, lines: ProgressLines | None = None) -> None:
+        """End everything that still runs; waiting callers continue after it.
+
+        Args:
+            lines: shows the last line; None: there were none.
+        """
         deadline_s = time.monotonic() + _CANCEL_S
         with self._changed:
             self._stopping = True
@@ -483,6 +486,9 @@ class MapRun:
         with self._changed:
             self._over_s = self._over_s or time.monotonic()
             self._queue.give_up()
+        if lines is not None:
+            lines.end(self._line())
+        with self._changed:
             self._is_over = True
             self._changed.notify_all()
 

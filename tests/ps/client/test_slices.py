@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,6 +83,13 @@ def test_nothing_is_filled_in_parts():
     parts = [np.zeros(60, np.float32), np.zeros(40, np.float32)]
     with pytest.raises(ShapeError, match="list"):
         check_arrays(Layout.of(manifest_of([100])), {"g0": parts}, "into", writable=True)
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_an_array_in_place_of_a_dict_of_arrays_is_refused_by_what_it_is(size):
+    array: Any = np.zeros(size, np.float32)
+    with pytest.raises(ShapeError, match=r"grads must have the groups \['g0'\], got ndarray;"):
+        check_arrays(Layout.of(manifest_of([100])), array, "grads")
 
 
 def test_views_share_the_arrays_memory():

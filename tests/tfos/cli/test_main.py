@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
@@ -136,6 +137,13 @@ def test_a_missing_package_is_named(monkeypatch):
     result = called("bench", "dense", "--json")
     assert result.exit_code == 2
     assert "tensorflow, which is not installed; pip install 'tfos[cpu]'" in result.stderr
+
+
+def test_a_benchmark_whose_other_processes_need_tensorflow_looks_for_it_first(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = called("bench", "peers", "--toy")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("tfos: peers compares with tensorflow, which is not installed")
 
 
 def test_no_repeats_below_one_and_a_toy_repeats_once():

@@ -7,6 +7,7 @@ import pytest
 from rpc.printable import printable
 from tests.support.waiting import WAIT_S
 from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
 
 
 class _Terminal(io.StringIO):
@@ -64,10 +65,35 @@ def test_a_live_line_is_replaced_and_the_final_one_stays():
     assert text.endswith("tfos | done\n")
 
 
+def test_a_last_line_that_was_just_written_does_not_come_again():
+    now_s = [0.0]
+    stream = io.StringIO()
+    lines = ProgressLines(Console(stream=stream), clock=lambda: now_s[0])
+    now_s[0] = 60.0
+    lines.show("3 of 3 done")
+    lines.end("3 of 3 done")
+    assert stream.getvalue() == "tfos | 3 of 3 done\n"
+
+
+def test_the_last_line_comes_also_if_it_is_not_time_for_one():
+    stream = io.StringIO()
+    lines = ProgressLines(Console(stream=stream))
+    lines.show("2 of 3 done")
+    lines.end("3 of 3 done")
+    assert stream.getvalue() == "tfos | 3 of 3 done\n"
+
+
+def test_a_silent_console_has_no_last_line():
+    stream = io.StringIO()
+    ProgressLines(Console(enabled=False, stream=stream)).end("3 of 3 done")
+    assert stream.getvalue() == ""
+
+
 def test_a_closed_stream_is_no_failure():
     out = io.StringIO()
     console = Console(stream=out)
     out.close()
+    console.end_progress()
     console.line("nobody reads this")
     assert not console.enabled
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfos.console.console import Console
+from tfos.console.progress_lines import ProgressLines
 
 
 class Front:
@@ -86,6 +87,14 @@ def test_the_same_text_is_sent_once(front):
 
 
 @pytest.mark.attack("A24")
+def test_the_last_line_stays_and_comes_once(front, capsys):
+    lines = ProgressLines(Console())
+    lines.show("3 of 3 done")
+    lines.end("3 of 3 done")
+    assert front.texts == ["3 of 3 done"]
+    assert capsys.readouterr().err == ""
+
+
 def test_html_of_progress_is_escaped(front):
     console = Console()
     console.progress("<b>bold</b>\x1b[2J\nforged", final=True)

@@ -288,6 +288,7 @@ def test_nothing_is_in_training_once_a_run_was_cancelled_whose_job_was_killed(be
         bed.run.wait(None, 0.01)
     bed.trainings.cancel()
     assert {row.state for row in bed.trainings.table()} == {TrainingState.WAITING}
+    assert "map_train: 0 of 3 done, 0 in training" in bed.text.getvalue()
 
 
 @pytest.mark.attack("A24")
@@ -692,6 +693,12 @@ def test_a_value_that_the_driver_cannot_read_is_named(beds):
     assert bed.trainings.value("b") is None
     with pytest.raises(MapTrainError, match=r"value of item 'a' cannot be read here: ModuleNotF"):
         bed.trainings.value("a")
+
+
+def test_the_last_line_says_how_many_items_are_done_and_have_failed(beds):
+    bed = beds(ends_all(Ending.RAISED, "ValueError: bad"), retries=0)
+    assert bed.trainings.wait(WAIT_S)
+    assert "map_train: 0 of 3 done, 3 failed, 0 in training" in bed.text.getvalue()
 
 
 def test_the_line_of_progress_reads_no_rows(beds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import socket
@@ -78,7 +79,12 @@ def tensorflow_peer(num_bytes: int, num_tensors: int) -> Iterator[TensorFlowPeer
     Args:
         num_bytes: size of all variables together, float32.
         num_tensors: number of variables.
+
+    Raises:
+        ModuleNotFoundError: TensorFlow is not installed.
     """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
     spec = json.dumps({job: [f"127.0.0.1:{free_port()}"] for job in ("ps", "worker")})
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with contextlib.ExitStack() as running:
