@@ -281,6 +281,7 @@ class TrainingQueue:
 
     def give_up(self) -> None:
         """Set items in progress to waiting: the run is over, and no slot trains any more."""
+        self._ended_s = self.busy_s
         for item in list(self._holders):
             if item in self._ahead.values():
                 self._take_back(item)

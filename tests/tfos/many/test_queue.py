@@ -98,12 +98,15 @@ def test_a_slot_waits_while_another_ones_item_may_come_back():
 
 
 def test_what_was_under_way_at_the_end_of_the_run_waits():
-    queue = queue_of(3)
+    now_s = [0.0]
+    queue = queue_of(3, clock=lambda: now_s[0])
     queue.draw(A)
-    queue.ended(A, done(0))
+    queue.ended(A, done(0, 4.0))
     queue.draw(A)
     queue.draw(A, [1], is_ahead=True)  # it has not begun
+    now_s[0] = 3.0
     queue.give_up()
+    assert queue.busy_s == 4.0 + 3.0, "the slot was busy until then"
     assert states(queue) == ["done", "waiting", "waiting"]
     assert [row.attempts for row in queue.table] == [1, 1, 0]
     assert not queue.ended(A, done(1)), "nobody listens any more"
