@@ -135,7 +135,11 @@ class GivenValues:
 
     def tell_mixed(self) -> None:
         """Warn once of a statistic set since the last pull, if other workers' are mixed in."""
-        if self._tells_mixed and self._exchange.has_pulled and (path := self._set_statistic()):
+        if (
+            self._tells_mixed
+            and self._exchange.has_pulled
+            and (path := self._replica.set_statistic())
+        ):
             self._tells_mixed = False
             logger.warning(
                 "%r, which is not trained, was changed between two steps. The servers keep a "
@@ -148,7 +152,7 @@ class GivenValues:
 
     def tell_statistic(self) -> None:
         """Warn once of a statistic that the program has set: a pull is about to replace it."""
-        if self._tells_statistic and (path := self._set_statistic()):
+        if self._tells_statistic and (path := self._replica.set_statistic()):
             self._tells_statistic = False
             logger.warning(
                 "%r, which is not trained, was changed outside of a step, as a call of the model "
@@ -205,10 +209,3 @@ class GivenValues:
     def _changed(self) -> str:
         """Return the path of a trained variable changed since its values came; empty: none."""
         return "" if self._exchange.keeps_averages else self._replica.changed_here()
-
-    def _set_statistic(self) -> str:
-        """Return the path of a statistic that is not what was received; empty: none is known.
-
-        A layer changes its own in a step, but also when the program calls the model to train.
-        """
-        return self._replica.set_statistic()

@@ -156,7 +156,10 @@ class Replica:
                     yield variable, flat[part], own
 
     def set_statistic(self) -> str:
-        """Return the path of a statistic that has another value than received; empty: none."""
+        """Return the path of a statistic that has another value than received; empty: none.
+
+        A layer changes its own in a step, but also when the program calls the model to train.
+        """
         for group in self._groups:
             if group.trainable or self._statistics is None:
                 continue
