@@ -137,8 +137,8 @@ class RankGroup:
             return self._run(text, timeout_s, lambda call: self._send(call, *found))
         return self._run(text, timeout_s, lambda call: self._receive(call, root))
 
-    def allreduce(self, value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Return the sum (or another reduction) of all ranks' values, on every rank.
+    def allreduce(self, value: Any, op: Op, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Return the sum, mean, minimum or maximum of all ranks' values, on every rank.
 
         float16 is summed as float32; integers keep their dtype and wrap around as in numpy. All
         ranks get the same bits: sums are taken in rank order.

@@ -89,10 +89,10 @@ def broadcast(value: Any = None, root: int = 0, *, timeout_s: float = DEFAULT_TI
     return _current("broadcast()").group.broadcast(value, root, timeout_s=timeout_s)
 
 
-def allreduce(value: Any, op: Op = "sum", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-    """Return the sum (or another reduction) of all ranks' values; see RankGroup.allreduce.
+def allreduce(value: Any, op: Op, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    """Return the sum, mean, minimum or maximum of all ranks' values; see RankGroup.allreduce.
 
-    The default is the sum, whereas Horovod averages.
+    `op` has no default: Horovod's is the mean, MPI's the sum.
 
     Args:
         value: as for `broadcast`, with the same shapes and dtypes on all ranks.

@@ -64,7 +64,7 @@ def test_a_function_takes_as_long_as_it_takes_or_as_its_caller_says(spark, monke
 
 def work(count, fail=""):
     ones = np.full(count, runner.rank() + 1.0, np.float32)
-    total = runner.allreduce(ones)
+    total = runner.allreduce(ones, "sum")
     if runner.rank() == 2:
         if fail == "raise":
             raise ValueError("no luck here")

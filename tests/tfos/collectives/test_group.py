@@ -70,7 +70,7 @@ def test_each_dtype_and_shape_comes_back(start, dtype):
 
     def call(group: RankGroup) -> Any:
         arrays = {"a": np.full((2, 3), group.rank + 1, dtype), "b": [1.5, group.rank]}
-        return group.allreduce({"a": arrays["a"], "b": np.array(arrays["b"])})
+        return group.allreduce({"a": arrays["a"], "b": np.array(arrays["b"])}, "sum")
 
     for found in ranks.run(call):
         assert found["a"].dtype == np.dtype(dtype)
@@ -81,7 +81,7 @@ def test_each_dtype_and_shape_comes_back(start, dtype):
 def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start):
     def call(group: RankGroup) -> Any:
         image = np.arange(3, dtype=">f4") + np.float32(group.rank)
-        return group.allreduce(image.astype(">f4")), *group.allgather(image.astype(">i2"))
+        return group.allreduce(image.astype(">f4"), "sum"), *group.allgather(image.astype(">i2"))
 
     for found in start(2).run(call):
         assert [each.tolist() for each in found] == [[1, 3, 5], [0, 1, 2], [1, 2, 3]]
@@ -91,8 +91,8 @@ def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start
 def test_what_is_no_array_is_refused_and_the_next_call_is_made(start, value):
     def call(group: RankGroup) -> Any:
         with pytest.raises(SettingsError, match="collective calls take arrays"):
-            group.allreduce({"value": value})
-        return group.allreduce(1)
+            group.allreduce({"value": value}, "sum")
+        return group.allreduce(1, "sum")
 
     assert start(2).run(call) == [2, 2]
 
@@ -113,11 +113,13 @@ def test_arrays_two_levels_deep_are_refused_instead_of_stacked(start, value):
     for call in (group.allreduce, group.broadcast, group.allgather):
         with pytest.raises(SettingsError, match=text):
             call(value)
-    assert group.allreduce({"rows": [[1, 2], [3, 4]]})["rows"].tolist() == [[1, 2], [3, 4]]
+    assert group.allreduce({"rows": [[1, 2], [3, 4]]}, "sum")["rows"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_half_precision_is_summed_as_single_precision(start):
-    found = start(3).run(lambda group: group.allreduce(np.float16([2048.0, 1.0][group.rank > 0])))
+    found = start(3).run(
+        lambda group: group.allreduce(np.float16([2048.0, 1.0][group.rank > 0]), "sum")
+    )
     assert [float(each) for each in found] == [2050.0] * 3
 
 
@@ -146,7 +148,7 @@ def test_a_rank_may_change_its_array_when_its_call_is_over(start):
         array = np.ones(100_000, np.float32)
         sums = []
         for _ in range(10):
-            sums.append(float(group.allreduce(array)[-1]))
+            sums.append(float(group.allreduce(array, "sum")[-1]))
             array += 1.0
         return sums
 
@@ -168,22 +170,28 @@ def test_nobody_passes_a_barrier_before_all_have_come(start):
 @pytest.mark.parametrize(
     ("calls", "text"),
     [
-        ([lambda g: g.barrier(), lambda g: g.allreduce(1.0)], "calls barrier .*allreduce sum"),
         (
-            [lambda g: g.allreduce(np.ones(3, "f4")), lambda g: g.allreduce(np.ones(4, "f4"))],
+            [lambda g: g.barrier(), lambda g: g.allreduce(1.0, "sum")],
+            "calls barrier .*allreduce sum",
+        ),
+        (
+            [
+                lambda g: g.allreduce(np.ones(3, "f4"), "sum"),
+                lambda g: g.allreduce(np.ones(4, "f4"), "sum"),
+            ],
             r"float32\[3\].*float32\[4\]",
         ),
         (
             [
-                lambda g: g.allreduce({"w": np.ones(3, "f4"), "b": np.ones(1, "f4")}),
-                lambda g: g.allreduce({"w": np.ones(3, "f4"), "c": np.ones(1, "f4")}),
+                lambda g: g.allreduce({"w": np.ones(3, "f4"), "b": np.ones(1, "f4")}, "sum"),
+                lambda g: g.allreduce({"w": np.ones(3, "f4"), "c": np.ones(1, "f4")}, "sum"),
             ],
             r"dict of w: float32\[3\], b: float32\[1\].*dict of w: float32\[3\], c: float32\[1\]",
         ),
         (
             [
-                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "b": np.ones(1, "f4")}),
-                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "c": np.ones(1, "f4")}),
+                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "b": np.ones(1, "f4")}, "sum"),
+                lambda g: g.allreduce({"k" * 400: np.ones(1, "f4"), "c": np.ones(1, "f4")}, "sum"),
             ],
             r"dict of k{152}… \(2 arrays, 8 bytes, kinds (\w+)\)(?!.*\1)",
         ),
@@ -208,7 +216,7 @@ def test_a_rank_that_has_ended_is_named_and_later_calls_fail_too(start):
         if group.rank == 2:
             ranks.leave(2)
             return
-        group.allreduce(np.ones(1_000_000))
+        group.allreduce(np.ones(1_000_000), "sum")
 
     found = ranks.run(calls)
     assert found[2] is None
@@ -226,7 +234,7 @@ def test_ranks_stay_together_while_their_connections_use_up_their_keys(start, mo
 
     def calls(group: RankGroup) -> list[float]:
         few, many = np.ones(FEW_BYTES // 8), np.ones(FEW_BYTES // 4)
-        sums = [group.allreduce(few if n % 2 else many) for n in range(num_calls)]
+        sums = [group.allreduce(few if n % 2 else many, "sum") for n in range(num_calls)]
         sums += [group.broadcast(few * n, root=n % 3) / max(n, 1) * 3 for n in range(1, num_calls)]
         return [float(value) for each in sums for value in set(each)]
 
@@ -244,7 +252,7 @@ def test_a_used_connection_that_cannot_be_replaced_serves_while_it_is_good(start
     has_left = threading.Event()
 
     def calls(group: RankGroup) -> float:
-        group.allreduce(np.ones(10))
+        group.allreduce(np.ones(10), "sum")
         if group.rank == 2:
             assert has_left.wait(WAIT_S)
             stream: Any = group._links._connections[1].stream
@@ -264,7 +272,7 @@ def test_peers_that_accept_no_connection_for_a_while_are_called_on_their_used_on
     start, monkeypatch
 ):
     def call(group: RankGroup) -> float:
-        return float(group.allreduce(np.ones(10), timeout_s=8)[0])
+        return float(group.allreduce(np.ones(10), "sum", timeout_s=8)[0])
 
     ranks = start(2, tls=True)
     monkeypatch.setattr(tls_stream, "MAX_RECORDS", 2**10)
@@ -318,13 +326,16 @@ class Model:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda g: g.allreduce("text"), "got str of dtype <U4$"),
+        (lambda g: g.allreduce("text", "sum"), "got str of dtype <U4$"),
         (lambda g: g.broadcast(Model()), r"got Model of dtype object; pass its get_weights\(\)"),
-        (lambda g: g.allreduce(np.ones(2, ml_dtypes.bfloat16)), r"pass x\.astype\('float32'\)"),
-        (lambda g: g.allreduce(np.ma.masked_less([1.0, -1.0], 0)), "mask of a masked array"),
+        (
+            lambda g: g.allreduce(np.ones(2, ml_dtypes.bfloat16), "sum"),
+            r"pass x\.astype\('float32'\)",
+        ),
+        (lambda g: g.allreduce(np.ma.masked_less([1.0, -1.0], 0), "sum"), "mask of a masked array"),
         (lambda g: g.allreduce(1, "median"), "'median'"),
         (lambda g: g.allreduce(1, "mean"), "takes floats, got int64"),
-        (lambda g: g.allreduce(True), "booleans"),
+        (lambda g: g.allreduce(True, "sum"), "booleans"),
         (lambda g: g.allreduce(1j, "max"), "no order"),
         (lambda g: g.broadcast(1, root=2), "rank from 0 to 0, got 2"),
         (lambda g: g.allgather({1: 2}), r"must be text, got \[1\]"),
@@ -334,7 +345,7 @@ def test_values_that_cannot_travel_are_refused_before_anything_is_sent(start, ca
     group = start(1).groups[0]
     with pytest.raises(SettingsError, match=text):
         call(group)
-    assert float(group.allreduce(2.0)) == 2.0
+    assert float(group.allreduce(2.0, "sum")) == 2.0
 
 
 @pytest.mark.parametrize("call", ["allgather", "broadcast"])
@@ -429,7 +440,7 @@ def test_a_rank_that_goes_on_waits_for_the_root_to_have_asked(start, monkeypatch
 def test_a_reduction_of_nothing_meets_the_other_ranks_too(start):
     ranks = start(2)
     with pytest.raises(CollectiveTimeout, match="for rank 1"):
-        ranks.groups[0].allreduce([], timeout_s=0.1)
+        ranks.groups[0].allreduce([], "sum", timeout_s=0.1)
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), -1, None, "5"])

@@ -60,7 +60,7 @@ def test_a_result_that_is_kept_is_never_changed_by_later_calls(tmp_path):
     def reduce(group: RankGroup) -> list[np.ndarray]:
         kept = []
         for number in range(4):
-            made = group.allreduce(np.full(COUNT, number, np.float32))
+            made = group.allreduce(np.full(COUNT, number, np.float32), "sum")
             kept.append(made[7:9])  # a part: the whole is dropped
             del made
         return kept
@@ -134,7 +134,7 @@ def group_of(size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RankGroup, lis
 @pytest.mark.parametrize("size", [2, 16, 100])
 def test_pieces_on_their_way_take_a_bounded_memory_however_many_ranks_there_are(size, monkeypatch):
     group, taken = group_of(size, monkeypatch)
-    made = group.allreduce(np.full(16 << 20, 2.0, np.float32))
+    made = group.allreduce(np.full(16 << 20, 2.0, np.float32), "sum")
     assert made[: (16 << 20) // size].min() == made[: (16 << 20) // size].max() == size + 1.0
     assert taken[0] == made.nbytes
     assert all(num_bytes <= 64 << 20 for num_bytes in taken[1:])
@@ -146,8 +146,8 @@ def test_pieces_on_their_way_take_a_bounded_memory_however_many_ranks_there_are(
 def test_a_loop_among_many_ranks_takes_no_new_memory_either(monkeypatch):
     group, _ = group_of(64, monkeypatch)
     array = np.ones(32 << 20, np.float32)
-    group.allreduce(array)
+    group.allreduce(array, "sum")
     kept = [each for each, _ in group._memory._lent]  # not their addresses: new memory has them too
-    made = group.allreduce(array)
+    made = group.allreduce(array, "sum")
     assert address(made) in [address(each) for each in kept]
     assert {id(each) for each, _ in group._memory._lent} == {id(each) for each in kept}

@@ -44,7 +44,7 @@ def _by_value():
 
 
 def sums(count, scale=1.0):
-    total = runner.allreduce(np.full(count, (runner.rank() + 1) * scale))
+    total = runner.allreduce(np.full(count, (runner.rank() + 1) * scale), "sum")
     return runner.rank(), runner.size(), runner.local_rank(), float(total.sum())
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_pickled_is_named_on_either_way():
         (lambda: tfos.run(sums, timeout_s=0), SettingsError, "timeout_s must be > 0"),
         (lambda: tfos.Runner(np=1, timeout_s=-1), SettingsError, "timeout_s must be > 0"),
         (runner.rank, PhaseError, r"rank\(\) was called outside of a run"),
-        (lambda: runner.allreduce(1.0), PhaseError, r"allreduce\(\) was called outside"),
+        (lambda: runner.allreduce(1.0, "sum"), PhaseError, r"allreduce\(\) was called outside"),
     ],
 )
 def test_wrong_uses_are_refused_before_anything_starts(call, error, text):
@@ -311,7 +311,7 @@ def test_a_rank_that_has_returned_is_named_with_what_ranks_must_do(tmp_path):
         with open(path) as file:
             pid = int(file.read())
         assert eventually(lambda: not psutil.pid_exists(pid), "rank 1 has ended")
-        runner.allreduce(1)
+        runner.allreduce(1, "sum")
 
     with pytest.raises(NodeFailedError, match=r"rank 1 cannot be reached.*returned already: every"):
         run_local(leaves, (str(tmp_path / "pid"),), {}, 2)
@@ -330,6 +330,6 @@ def test_what_a_rank_forks_is_no_rank(child):
             sys.exit(0)
         else:
             return "fork"
-        return float(runner.allreduce(1))
+        return float(runner.allreduce(1, "sum"))
 
     assert run_local(forks, (child,), {}, 2) == [2.0, 2.0]
