@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SHUTDOWN_S = 259_200.0
 """Three days, as in TensorFlowOnSpark."""
+RESERVATION_TIMEOUT_S = 600.0
+"""Seconds that `run` waits for its nodes, as in TensorFlowOnSpark."""
 Mode: TypeAlias = InputMode
 """The same under a name that the class attribute does not hide."""
 Result = TypeVar("Result")
@@ -156,12 +158,14 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         log_dir: str | None = None,
         driver_ps_nodes: bool = False,
         master_node: str | None = None,
-        reservation_timeout: float = 600,
+        reservation_timeout: float = RESERVATION_TIMEOUT_S,
         queues: Iterable[str] = ("input", "output", "error"),
         eval_node: bool = False,
         release_port: bool = True,
         ps: ServersOf = "tfos",
         page_port: int | None = None,
+        *,
+        config: ClusterConfig | None = None,
     ) -> TFCluster:
         """Reserve and start in one call, with TensorFlowOnSpark's arguments.
 
@@ -182,11 +186,20 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             release_port: False: `ctx.tmp_socket` holds this worker's port until it is released.
             ps: as for `reserve`.
             page_port: as for `reserve`.
+            config: as for `reserve`: checkpoints, restarts, limits. Its `reservation_timeout_s`
+                counts in place of `reservation_timeout`.
 
         Raises:
             TFOSError: as `reserve` and `start`.
         """
-        timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
+        if config is None:
+            timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
+            config = ClusterConfig(reservation_timeout_s=timeout_s)
+        elif reservation_timeout != RESERVATION_TIMEOUT_S:
+            raise SettingsError(
+                f"reservation_timeout={reservation_timeout!r} beside config=: write "
+                f"ClusterConfig(reservation_timeout_s={reservation_timeout!r}, …) instead"
+            )
         special = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
         nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, **special)
         request = reservation.ReservationRequest(
@@ -194,7 +207,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             input_mode=input_mode,
             queues=queues,
             tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
-            config=ClusterConfig(reservation_timeout_s=timeout_s),
+            config=config_of(config),
             release_port=release_port,
             page=PageRequest(page_port),
         )

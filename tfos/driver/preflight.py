@@ -65,15 +65,16 @@ def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
             "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
             "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
             "maxExecutors to the same number, with which it removes none, or pass "
-            "ClusterConfig(allow_dynamic=True) as config= to reserve() or KerasEstimator(), or as "
-            "cluster_config= to Orca's from_keras()."
+            "ClusterConfig(allow_dynamic=True) as config= to run(), reserve() or KerasEstimator(), "
+            "or as cluster_config= to Orca's from_keras()."
         )
     if facts.is_speculative and not config.allow_speculation:
         raise ConfigError(
             "spark.speculation=true: speculation starts a slow node a second time, and rows "
             "of a feed task that runs twice train twice. Set it to false, or pass "
-            "ClusterConfig(allow_speculation=True) as config= to reserve() or KerasEstimator(), or "
-            "as cluster_config= to Orca's from_keras(), and exactly_once=True to train()."
+            "ClusterConfig(allow_speculation=True) as config= to run(), reserve() or "
+            "KerasEstimator(), or as cluster_config= to Orca's from_keras(), and exactly_once=True "
+            "to train()."
         )
     check_python_workers(facts.conf)
 

@@ -72,14 +72,16 @@ def test_a_result_that_is_kept_is_never_changed_by_later_calls(tmp_path):
 
 
 @pytest.mark.socket
-@pytest.mark.parametrize("call", ["allreduce", "allgather", "broadcast"])
-def test_a_loop_that_drops_its_results_takes_no_new_memory(tmp_path, call):
+@pytest.mark.parametrize(
+    ("call", "more"), [("allreduce", ["sum"]), ("allgather", []), ("broadcast", [])]
+)
+def test_a_loop_that_drops_its_results_takes_no_new_memory(tmp_path, call, more):
     ranks = Ranks(2, str(tmp_path))
 
     def reduce(group: RankGroup) -> list[int]:
         places = []
         for _ in range(4):
-            made = getattr(group, call)(np.ones(COUNT, np.float32))
+            made = getattr(group, call)(np.ones(COUNT, np.float32), *more)
             theirs = made[1 - group.rank] if call == "allgather" else made
             places.append(address(theirs))
             del made, theirs

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rpc.auth.certificates import TlsCredentials
-from tfos import InputMode, TFCluster
+from tfos import ClusterConfig, InputMode, TFCluster
 from tfos.control import messages
 from tfos.control.client import ControlClient
 from tfos.control.identity import OPERATOR_NAME
@@ -169,6 +169,17 @@ def test_ten_epochs_for_none_are_said(spark, capsys):
     cluster.train(spark.parallelize([1], 1))
     assert "num_epochs=0 feeds the data 10 times" in capsys.readouterr().err
     cluster.shutdown()
+
+
+def test_run_takes_the_settings_of_reserve(spark):
+    config = ClusterConfig(reservation_timeout_s=77, verbose=False)
+    cluster = TFCluster.run(spark, nothing, {}, 1, 0, config=config)
+    cluster.abort()
+    assert cluster._settings.config == config
+    with pytest.raises(SettingsError, match="reservation_timeout=60 beside config=: write"):
+        TFCluster.run(spark, nothing, {}, 1, 0, reservation_timeout=60, config=config)
+    with pytest.raises(SettingsError, match=r"config must be a tfos\.ClusterConfig or None"):
+        TFCluster.run(spark, nothing, {}, 1, 0, config={})
 
 
 class Parallel:

@@ -315,7 +315,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"the rows of layer {self.name!r} are on parameter servers, or in a served export, "
                 "and load_weights does not replace them. Load the file before the model is "
                 "distributed or trained, so that the table begins with its rows, or resume from a "
-                "checkpoint: reserve(checkpoints=…)"
+                "checkpoint: reserve(config=ClusterConfig(checkpoints=…))"
             )
         keys, rows = (np.array(store[name]) for name in ("keys", "rows"))
         if rows.shape[1:] != (self.dim,):

@@ -111,7 +111,7 @@ def check_size(table: str, num_bytes: int, limit_bytes: int) -> None:
         raise UnsupportedModel(
             f"table {table!r} has {num_bytes} bytes of rows or more, but the limit of one file is "
             f"{limit_bytes}. Write them beside the model: ctx.export(model, directory, "
-            'tables="beside"), or keep checkpoints: reserve(checkpoints=…)'
+            'tables="beside"), or keep checkpoints: reserve(config=ClusterConfig(checkpoints=…))'
         )
 
 
