@@ -28,6 +28,7 @@ from tfos.errors import SettingsError
 from tfos.feed.entry import FeedService
 from tfos.feed.request import FeedRequest
 from tfos.monitor import reports
+from tfos.monitor.prometheus import MetricsRequest
 from tfos.monitor.status import cluster_report
 from tfos.phases import ClusterPhase, require
 from tfos.slots.resources import Placement, Resources, RoleResources
@@ -100,6 +101,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         tensorboard_host: str = "",
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
+        metrics_token_file: str | None = None,
         page_port: int | None = None,
         page_host: str = "127.0.0.1",
         page_hosts: Iterable[str] = (),
@@ -124,6 +126,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
             metrics_port: Prometheus page's port, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
+            metrics_token_file: driver's file (mode 0600) with that token; None: a new one each time.
             page_port: port of the job's page, 0: any; None: no page (docs/guides/watching.md).
             page_host: address of that page, which has no TLS.
             page_hosts: names of proxies under which browsers reach the page and TensorBoard.
@@ -138,7 +141,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         nodes = plan(cluster_size, num_ps, master_node=master_node, ps=ps, eval_node=eval_node)
         page = PageRequest(page_port, page_host, host_names(page_hosts))
         board = TensorBoardConfig(bool(tensorboard), tensorboard_host, log_dir or "", page.hosts)
-        metrics = (metrics_port, metrics_host)
+        metrics = MetricsRequest(metrics_port, metrics_host, metrics_token_file)
         resources = RoleResources(ps_resources, worker_resources, placement)
         request = reservation.ReservationRequest(
             nodes, input_mode, queues, board, config_of(config), metrics, page, resources

@@ -38,8 +38,8 @@ def read_secret(path: Path) -> bytes:
         file = path.open("rb")
     except FileNotFoundError as error:
         raise PSSettingsError(
-            f"there is no file {path}; all processes of a cluster need the same secret: "
-            f"{recipe(path)}"
+            f"there is no file {path}; all processes that show its secret to each other need the "
+            f"same one: {recipe(path)}"
         ) from error
     with file:
         status = os.fstat(file.fileno())
@@ -57,6 +57,23 @@ def read_secret(path: Path) -> bytes:
             f"{MAX_SECRET_BYTES}; {recipe(path)}"
         )
     return secret
+
+
+def metrics_token(file: str | None) -> str:
+    """Read what the readers of the metrics page have to show; empty without a file.
+
+    Raises:
+        PSSettingsError: no reader can show it, or others may read it.
+    """
+    if not file:
+        return ""
+    token = read_secret(Path(file))
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise PSSettingsError(
+            f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
+            f"characters without spaces; {recipe(Path(file))}"
+        )
+    return token.decode("ascii")
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:

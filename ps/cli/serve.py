@@ -24,7 +24,7 @@ from pathlib import Path
 from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence
 from ps.checkpoint.storage import storage_at
-from ps.cli.credentials import add_credentials, credentials_of, read_secret, recipe
+from ps.cli.credentials import add_credentials, credentials_of, metrics_token
 from ps.cli.self_saving import SelfSaving, refuse_foreign
 from ps.client.saving.periodic_saver import Period
 from ps.client.saving.saver import SaveOptions
@@ -209,23 +209,6 @@ def _metrics_page(server: PSServer, options: argparse.Namespace, token: str) -> 
         return Page(tuple(server_metrics([server.stats()]))).text()
 
     return HttpPage(render, CONTENT_TYPE, token=token)
-
-
-def metrics_token(file: str | None) -> str:
-    """Read what the readers of the metrics page have to show; empty without a file.
-
-    Raises:
-        PSSettingsError: no reader can show it, or others may read it.
-    """
-    if not file:
-        return ""
-    token = read_secret(Path(file))
-    if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise PSSettingsError(
-            f"the token in {file} goes into an HTTP header, which takes one line of visible ASCII "
-            f"characters without spaces; {recipe(Path(file))}"
-        )
-    return token.decode("ascii")
 
 
 def _guard(options: argparse.Namespace) -> GenerationFence | None:

@@ -30,7 +30,7 @@ from tfos.driver.shown_wait import shown_wait
 from tfos.errors import ReservationTimeout
 from tfos.files import paths
 from tfos.monitor import training
-from tfos.monitor.prometheus import ClusterPage
+from tfos.monitor.prometheus import ClusterPage, MetricsRequest
 from tfos.native import legacy_keras
 from tfos.node.spec import NodeSettings
 from tfos.phases import ClusterPhase
@@ -70,8 +70,7 @@ class ReservationRequest:
     queues: Iterable[object]
     tensorboard: TensorBoardConfig
     config: ClusterConfig
-    metrics: tuple[object, str] = (None, "127.0.0.1")
-    """Port and host of the page for Prometheus; a port None: no page."""
+    metrics: MetricsRequest = field(default_factory=MetricsRequest)
     page: PageRequest = field(default_factory=PageRequest)
     resources: RoleResources = field(default_factory=RoleResources)
     release_port: bool = True
@@ -168,7 +167,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         credentials = Credentials(cluster_id, secrets.token_bytes(_SECRET_BYTES), config.integrity)
         address = _listen(coordinator, authority.driver(), facts)
         metrics = ClusterPage(coordinator, cluster_id)
-        served = doors.open_metrics(coordinator, metrics, *request.metrics, console)
+        served = doors.open_metrics(coordinator, metrics, request.metrics, console)
         job = Job(coordinator, doors.job_info(cluster_id, facts))
         # Before the slots are there, so that `tfos status` shows what a job waits for.
         page = doors.open_doors(

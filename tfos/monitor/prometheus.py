@@ -7,11 +7,14 @@ Runs in: the driver.      Threads: any; the page has its own thread.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from ps.cli.credentials import metrics_token
 from ps.stats.prometheus import CONTENT_TYPE, Fields, Page, families, server_metrics
 from rpc.endpoint import advertised_host, bracketed, is_loopback, is_wildcard
 from rpc.errors import RpcError
@@ -56,6 +59,16 @@ CLUSTER_GAUGES: Fields = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class MetricsRequest:
+    """Where the user wants the page; see TFCluster.reserve."""
+
+    port: object = None
+    """0: the system chooses; None: no page."""
+    host: object = "127.0.0.1"
+    token_file: object = None
+
+
 class ClusterPage:
     """A cluster's metrics over HTTP until it is closed.
 
@@ -72,21 +85,23 @@ class ClusterPage:
         self.token = ""
         """Token of the page; empty: the page is for this host only and needs none."""
 
-    def start(self, host: object, port: object) -> None:
+    def start(self, request: MetricsRequest) -> None:
         """Listen.
 
         Args:
-            host: address to listen at.
-            port: the user's port; 0: the system chooses.
+            request: where; its port is not None.
 
         Raises:
-            SettingsError: host or port is invalid, or the port in use.
+            SettingsError: host or port is invalid, the port in use, or the token's file of no use.
         """
+        host, port = request.host, request.port
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise SettingsError(f"metrics_port must be in 0..65535, 0 for any free one: {port!r}")
         if not isinstance(host, str):
             raise SettingsError(f"metrics_host must be a str such as '127.0.0.1', got {host!r}")
-        if not is_loopback(host):
+        if request.token_file is not None:
+            self.token = _token_in(request.token_file)
+        elif not is_loopback(host):
             self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         page = HttpPage(self.render, CONTENT_TYPE, token=self.token)
         try:
@@ -134,6 +149,15 @@ class ClusterPage:
             lambda: families(FEED_COUNTERS, ("node", "feed"), feeds, prefix="tfos_", grows=True),
             servers,
         ]
+
+
+def _token_in(file: object) -> str:
+    if not isinstance(file, str | os.PathLike) or not os.fspath(file):
+        raise SettingsError(f"metrics_token_file must be a path on the driver's host, got {file!r}")
+    try:
+        return metrics_token(os.fspath(file))
+    except OSError as error:
+        raise SettingsError(f"metrics_token_file={str(file)!r}: {error.strerror}") from error
 
 
 def _node(member: Member, now_s: float) -> SimpleNamespace:

@@ -20,7 +20,7 @@ from tfos.console.console import Console
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.cluster_view import ClusterView
 from tfos.errors import SettingsError
-from tfos.monitor.prometheus import ClusterPage
+from tfos.monitor.prometheus import ClusterPage, MetricsRequest
 from tfos.spark.facts import SparkFacts
 from tfos.watch import run_history, ticket
 from tfos.watch.job import Job
@@ -96,23 +96,22 @@ def job_info(cluster_id: str, facts: SparkFacts) -> JobInfo:
 
 
 def open_metrics(
-    coordinator: Coordinator, metrics: ClusterPage, port: object, host: str, console: Console
+    coordinator: Coordinator, metrics: ClusterPage, request: MetricsRequest, console: Console
 ) -> ClusterPage | None:
     """Serve a cluster's metrics until its control plane closes; None: no port is wanted.
 
     Args:
         coordinator: the cluster's coordinator.
         metrics: its page.
-        port: the user's port; None: no page.
-        host: address to listen at.
+        request: where it listens.
         console: shows where the page is.
 
     Raises:
-        SettingsError: the port is invalid or in use.
+        SettingsError: the port is invalid or in use, or the token's file cannot be used.
     """
-    if port is None:
+    if request.port is None:
         return None
-    metrics.start(host, port)
+    metrics.start(request)
     coordinator.at_close(metrics.close)
     needs = ", with the token of cluster.metrics_token()" if metrics.token else ""
     console.line(f"metrics: {metrics.url}{needs}")
@@ -207,7 +206,7 @@ def _open_ticket(
     try:
         path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:
-        console.detail(f"`tfos status` cannot find this driver: {error}")
+        console.line(f"`tfos status`, `tfos save` and `tfos stop` cannot find this driver: {error}")
         path = None
 
     def close() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.cli.serve import metrics_token
+from ps.cli.credentials import metrics_token
 from ps.errors import PSSettingsError
 from ps.manifest.manifest import WorkerRank
 from ps.stats.counters import Counters

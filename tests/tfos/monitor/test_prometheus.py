@@ -101,6 +101,40 @@ def test_a_page_for_other_hosts_needs_the_token_that_only_its_method_tells(spark
         assert token not in str(cluster.status())
 
 
+@pytest.mark.attack("A17")
+def test_a_token_of_a_file_is_the_same_for_each_cluster_and_needed_on_loopback_too(spark, tmp_path):
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text("0123456789abcdef\n")
+    for given in (file, str(file)):
+        with reserve(spark, metrics_port=0, metrics_token_file=given) as cluster:
+            assert cluster.metrics_token() == "0123456789abcdef"
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                scrape(cluster.metrics_url())
+            found = scrape(cluster.metrics_url(), "0123456789abcdef")
+            assert found["tfos_cluster_running", cluster.cluster_id] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("0123456789abcdef", 0o644, "mode 0644: others may read the secret"),
+        ("short", 0o600, "has 5 bytes, it needs 16"),
+        (None, 0o600, "there is no file .*make one with"),
+        ("", 0o700, "metrics_token_file=.*: Is a directory"),
+    ],
+)
+def test_a_file_that_has_no_token_is_refused(spark, tmp_path, text, mode, says):
+    file = tmp_path / "token"
+    if text:
+        file.write_text(text)
+        file.chmod(mode)
+    elif text is not None:
+        file.mkdir(mode)
+    with pytest.raises(SettingsError, match=says):
+        reserve(spark, metrics_port=0, metrics_token_file=file)
+
+
 def test_no_page_unless_asked(spark):
     with reserve(spark) as cluster:
         assert (cluster.metrics_url(), cluster.metrics_token()) == (None, None)

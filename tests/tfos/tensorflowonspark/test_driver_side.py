@@ -179,7 +179,7 @@ def test_run_takes_the_settings_of_reserve(spark):
     with pytest.raises(SettingsError, match="reservation_timeout=60 beside config=: write"):
         TFCluster.run(spark, nothing, {}, 1, 0, reservation_timeout=60, config=config)
     with pytest.raises(SettingsError, match=r"config must be a tfos\.ClusterConfig or None"):
-        TFCluster.run(spark, nothing, {}, 1, 0, config={})
+        TFCluster.run(spark, nothing, {}, 1, 0, config={})  # type: ignore[arg-type]
 
 
 class Parallel:
