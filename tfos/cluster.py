@@ -126,7 +126,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
             metrics_port: Prometheus page's port, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
-            metrics_token_file: driver's file (mode 0600) with that token; None: a new one each time.
+            metrics_token_file: file (mode 0600) with that token; None: a new one each time.
             page_port: port of the job's page, 0: any; None: no page (docs/guides/watching.md).
             page_host: address of that page, which has no TLS.
             page_hosts: names of proxies under which browsers reach the page and TensorBoard.

@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from ps.checkpoint.choice import RestoreOptions
 from ps.checkpoint.fencing import GenerationFence

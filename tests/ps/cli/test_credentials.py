@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.cli.credentials import read_secret
-from ps.cli.credentials import metrics_token
+from ps.cli.credentials import metrics_token, read_secret
 from ps.errors import PSSettingsError
 
 
