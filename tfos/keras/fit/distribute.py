@@ -4,8 +4,8 @@ Covers: the checks, and the methods of the one model object that are replaced: i
 `fit`, `evaluate`, `predict`, `train_on_batch`, `test_on_batch`, `predict_on_batch`, `save`,
 `save_weights`, `export`, `__reduce__` (copies and pickles), `set_weights`, `load_weights`,
 `get_metrics_result`, `summary`; what its optimizer saves and loads.
-Does not: subclass or patch Keras, so other models are untouched; run a fit
-(tfos.keras.fit.fit_call).
+Does not: subclass Keras' classes, or touch other models; patch Keras' own methods, for models with
+tables that train without a cluster (tfos.keras.fit.local); run a fit (tfos.keras.fit.fit_call).
 Threads: use the model from one thread.
 
     fit ─► make_train_function ─► [batch ─► compiled gradients ─► push_pull ─► compiled assign] ...
