@@ -143,10 +143,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         board = TensorBoardConfig(bool(tensorboard), tensorboard_host, log_dir or "", page.hosts)
         metrics = MetricsRequest(metrics_port, metrics_host, metrics_token_file)
         resources = RoleResources(ps_resources, worker_resources, placement)
-        request = reservation.ReservationRequest(
-            nodes, input_mode, queues, board, config_of(config), metrics, page, resources
-        )
-        return cls._reserve(sc, request)
+        asked = (nodes, input_mode, queues, board, config_of(config), metrics, page, resources)
+        return cls._reserve(sc, reservation.ReservationRequest(*asked))
 
     @classmethod
     def run(  # noqa: PLR0913  # TensorFlowOnSpark's signature
@@ -195,14 +193,6 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Raises:
             TFOSError: as `reserve` and `start`.
         """
-        if config is None:
-            timeout_s = preflight.check_timeout("reservation_timeout", reservation_timeout)
-            config = ClusterConfig(reservation_timeout_s=timeout_s)
-        elif reservation_timeout != RESERVATION_TIMEOUT_S:
-            raise SettingsError(
-                f"reservation_timeout={reservation_timeout!r} beside config=: write "
-                f"ClusterConfig(reservation_timeout_s={reservation_timeout!r}, …) instead"
-            )
         special = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
         nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, **special)
         request = reservation.ReservationRequest(
@@ -210,7 +200,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             input_mode=input_mode,
             queues=queues,
             tensorboard=TensorBoardConfig(is_wanted=bool(tensorboard), log_dir=log_dir or ""),
-            config=config_of(config),
+            config=_config_of_run(config, reservation_timeout),
             release_port=release_port,
             page=PageRequest(page_port),
         )
@@ -508,3 +498,15 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     ) -> Result:
         with self._ending.raising():
             return InterruptibleCall(f"tfos-{call}", function, spark=spark).result(on_interrupt)
+
+
+def _config_of_run(config: ClusterConfig | None, timeout_s: float) -> ClusterConfig:
+    if config is None:
+        timeout_s = preflight.check_timeout("reservation_timeout", timeout_s)
+        return ClusterConfig(reservation_timeout_s=timeout_s)
+    if timeout_s != RESERVATION_TIMEOUT_S:
+        raise SettingsError(
+            f"reservation_timeout={timeout_s!r} beside config=: write "
+            f"ClusterConfig(reservation_timeout_s={timeout_s!r}, …) instead"
+        )
+    return config_of(config)
