@@ -65,8 +65,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             report = cluster.train(df, num_epochs=3)
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
-    after an exception. main_fun may run for three days after the block's last line; for longer,
-    that line is `cluster.shutdown(timeout=None)`.
+    after an exception. Three days after the block's last line it stops a main_fun by force, unless
+    that has reported steps meanwhile; `cluster.shutdown(timeout=None)` as that line never does.
     """
 
     InputMode: ClassVar[type[InputMode]] = InputMode
@@ -380,7 +380,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             timeout: seconds that a stream may go on, that running micro-batches may take to end and
                 be saved, and that main_fun may run after the end of the feeds. Nodes are then
                 stopped by force. None: no limit; -1: three days, as at the end of the `with`
-                block.
+                block, which main_fun may exceed while it makes steps.
 
         Raises:
             NodeFailedError: a node failed and no call has raised that yet.
@@ -388,10 +388,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             ShutdownTimeout: main_fun did not return in time.
         """
         grace_s = preflight.check_timeout("grace_secs", grace_secs) if grace_secs else 0.0
-        timeout_s = math.inf
-        if timeout is not None:
-            given_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
-            timeout_s = preflight.check_timeout("timeout", given_s)
+        given_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
+        timeout_s = math.inf if given_s is None else preflight.check_timeout("timeout", given_s)
         if self._ending.is_forked:  # its copy of the state never changes, and its jobs are ours
             return
 
@@ -402,7 +400,12 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
                     ssc, self._coordinator, self._reserved.console, timeout_s=timeout_s
                 )
             with self._streams.stopped(timeout_s, failure):
-                self._ending.shutdown(self._settings.feeds, grace_s=grace_s, timeout_s=timeout_s)
+                self._ending.shutdown(
+                    self._settings.feeds,
+                    grace_s=grace_s,
+                    timeout_s=timeout_s,
+                    from_last_step=given_s == DEFAULT_SHUTDOWN_S,
+                )
 
         try:
             self._beside("shutdown()", shutdown, lambda: self.abort("shutdown() was interrupted"))

@@ -42,9 +42,18 @@ class MainFunWait:
         self._shown = (0, 0)
         """How many epochs the slowest worker has begun; its newest one, from 1 in each fit."""
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether main_fun has returned on every worker, or the cluster failed, in time."""
-        shown_wait(self._coordinator, self._console, _nobody_trains, timeout_s, self._line)
+    def wait(self, timeout_s: float, *, from_last_step: bool = False) -> bool:
+        """Return whether main_fun has returned on every worker, or the cluster failed, in time.
+
+        Args:
+            timeout_s: seconds.
+            from_last_step: begin anew after that time if the workers have made steps meanwhile.
+        """
+        steps = -1.0
+        while steps != (steps := self._coordinator.read(_steps)):
+            shown_wait(self._coordinator, self._console, _nobody_trains, timeout_s, self._line)
+            if not from_last_step or self._coordinator.read(_nobody_trains):
+                break
         if not self._is_fed:
             self._show_end()
         return self._coordinator.read(_nobody_trains)
@@ -127,6 +136,10 @@ class MainFunWait:
 
 def _nobody_trains(state: ClusterView) -> bool:
     return not state.awaited() or state.phase is not ClusterPhase.RUNNING
+
+
+def _steps(state: ClusterView) -> float:
+    return sum(each.progress.get("steps", 0.0) for each in state.workers)
 
 
 def _waiting(state: ClusterView, now_s: float) -> str:

@@ -124,17 +124,25 @@ class Shutdown:
             self._jobs = jobs
             self._unwatch()
 
-    def shutdown(self, feeds: tuple[str, ...], *, grace_s: float, timeout_s: float) -> None:
+    def shutdown(
+        self,
+        feeds: tuple[str, ...],
+        *,
+        grace_s: float,
+        timeout_s: float,
+        from_last_step: bool = False,
+    ) -> None:
         """End in order: feeds, main_fun, evaluator, workers, servers, jobs, control plane.
 
         Args:
             feeds: names of the feeds to finish.
             grace_s: seconds between the return of main_fun and the stop.
             timeout_s: seconds until the nodes are killed; infinite: until main_fun has returned.
+            from_last_step: count these seconds anew while workers make steps.
         """
         late: ShutdownTimeout | None = None
         if self._coordinator.phase is ClusterPhase.RUNNING:
-            late = self._finish(feeds, grace_s, timeout_s)
+            late = self._finish(feeds, grace_s, timeout_s, from_last_step)
         try:
             # Workers are still awaited if time was up, or if Ctrl-C has cancelled the node jobs.
             if self._coordinator.read(lambda state: state.awaited()):
@@ -205,12 +213,12 @@ class Shutdown:
         atexit.unregister(self._tell_at_exit)
 
     def _finish(
-        self, feeds: tuple[str, ...], grace_s: float, timeout_s: float
+        self, feeds: tuple[str, ...], grace_s: float, timeout_s: float, from_last_step: bool
     ) -> ShutdownTimeout | None:
         """Let main_fun come to its end; returns the error if it does not in time."""
         self._coordinator.act(lambda state: state.finish(feeds))
         wait = MainFunWait(self._coordinator, self._console, is_fed=bool(feeds))
-        ended = wait.wait(timeout_s)
+        ended = wait.wait(timeout_s, from_last_step=from_last_step)
         if ended:
             self._await_evaluation()
             self._coordinator.wait(lambda state: state.phase is not ClusterPhase.RUNNING, grace_s)
@@ -219,9 +227,10 @@ class Shutdown:
             lambda state: [f"{each.where} ({each.phase})" for each in state.awaited()]
         )
         nodes = ", ".join(names)
+        what = "return or make a step" if from_last_step else "return"
         ends = ", or let main_fun end when its feed does" if feeds else ""
         return ShutdownTimeout(
-            f"main_fun did not return within {timeout_s:.10g} s on {nodes}; the nodes were stopped "
+            f"main_fun did not {what} within {timeout_s:.10g} s on {nodes}; the nodes were stopped "
             "by force. End the cluster by cluster.shutdown(timeout=...) with more seconds, or with "
             f"None for no limit{ends}",
             nodes,

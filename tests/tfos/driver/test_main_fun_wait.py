@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.cluster_states import running
 from tfos.control import messages
 from tfos.control.members import NodeStatus
 from tfos.control.state.cluster_view import ClusterView
+from tfos.driver import shown_wait
 from tfos.driver.main_fun_wait import MainFunWait
 from tfos.failure import NodeFailure, NodeId
 from tfos.topology import plan
@@ -100,6 +102,21 @@ def test_a_training_that_reads_files_has_epochs_rates_and_a_time_left():
     assert played.final == [
         "main_fun has returned on every worker: epoch 2/3  210 of 1000 rows  10.0 steps/s  loss 0.3"
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "from_last_step", "ends_well"),
+    [([5, 9, 12], True, True), ([5, 9, 12], False, False), ([5, 5, 5], True, False)],
+)
+def test_a_limit_that_counts_from_the_last_step_ends_no_training_that_makes_steps(
+    monkeypatch, steps, from_last_step, ends_well
+):
+    played: Any = Played(iter([]))
+    beats = [lambda n=n: played.beat(**numbers(1.0, 1, n)) for n in steps]
+    played._happens = iter([*beats, lambda: played.tell(messages.Done())])
+    monkeypatch.setattr(shown_wait, "time", SimpleNamespace(monotonic=played.now_s))
+    waiting = MainFunWait(played, played, is_fed=False)
+    assert waiting.wait(1.0, from_last_step=from_last_step) is ends_well
 
 
 def test_a_cluster_that_fails_is_not_told_as_a_main_fun_that_has_returned():
