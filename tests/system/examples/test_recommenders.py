@@ -31,6 +31,18 @@ def test_the_cluster_predicts_about_as_well_as_one_process(program, flags, tmp_p
     assert number(output, r"test AUC: (0\.\d+)") > max(0.6, alone - 0.05)
 
 
+def test_a_run_that_saves_goes_on_and_its_export_is_served(tmp_path):
+    common = ("--flights", "6000", "--batch_size", "128", "--model_dir", str(tmp_path / "run"))
+    begun = submit(
+        PROGRAMS / "deepfm.py", *common, "--epochs", "1", master="local[4]", cwd=tmp_path
+    )
+    served = ("--epochs", "2", "--export_dir", str(tmp_path / "model"))
+    output = submit(PROGRAMS / "deepfm.py", *common, *served, master="local[4]", cwd=tmp_path)
+    loss = r"epoch 1 of .* loss (\d\.\d+)"
+    assert number(output, loss) < number(begun, loss) - 0.05
+    assert number(output, r"at most (\d\.\de.\d+) from the cluster's predictions") < 1e-6
+
+
 def test_two_towers_on_a_cluster_find_more_liked_films_than_a_guess(tmp_path):
     output = submit(PROGRAMS / "two_tower.py", master="local[4]", cwd=tmp_path)
     assert number(output, r"two towers on the cluster: recall@20 (0\.\d+)") > 0.32
