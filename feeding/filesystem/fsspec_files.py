@@ -441,7 +441,9 @@ def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus)
 
     # SFTP and its like rename by one call, which takes names as they are; gcsfs is asynchronous.
     has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
-    if has_rename or not has_magic(path):
+    # `mv` of an asynchronous one also copies the directory's own name, which S3 does not have.
+    is_named_by_file = has_magic(path) or (inner.async_impl and status.is_directory)
+    if has_rename or not is_named_by_file:
         # By place, and nothing more for a file: packages name the arguments differently.
         inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
         return
