@@ -600,7 +600,6 @@ class Keys(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     protocol = "keys"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    async_impl = True
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         if not self.isfile(path1):
