@@ -439,12 +439,10 @@ def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus)
     """Rename a file or directory; `mv` of object stores takes `*`, `?` and `[` for a pattern."""
     from fsspec import AbstractFileSystem
 
-    has_own = type(inner).mv is not AbstractFileSystem.mv
     # SFTP and its like rename by one call, which takes names as they are; gcsfs is asynchronous.
-    has_rename = has_own and not inner.async_impl
-    # fsspec's `mv` also copies the directory's own name, which S3 and its like do not have.
-    is_by_file = has_magic(path) or (status.is_directory and not has_own)
-    if has_rename or not is_by_file:
+    has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
+    # Other `mv` also copy the directory's own name, which S3 and its like do not have.
+    if has_rename or not (has_magic(path) or status.is_directory):
         # By place, and nothing more for a file: packages name the arguments differently.
         inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
         return
