@@ -441,7 +441,8 @@ def _move(inner: AbstractFileSystem, path: str, target: str, status: FileStatus)
 
     # SFTP and its like rename by one call, which takes names as they are; gcsfs is asynchronous.
     has_rename = type(inner).mv is not AbstractFileSystem.mv and not inner.async_impl
-    if has_rename or not has_magic(path):
+    # Other `mv` also copy the directory's own name, which S3 and its like do not have.
+    if has_rename or not (has_magic(path) or status.is_directory):
         # By place, and nothing more for a file: packages name the arguments differently.
         inner.mv(path, target, **({"recursive": True} if status.is_directory else {}))
         return

@@ -60,11 +60,12 @@ class Lifecycle:
         Raises:
             ServerPhaseError: there is none yet.
         """
-        if self.shard is None:
-            raise ServerPhaseError(
-                f"ps:{self.settings.rank} is {self.phase.value} and holds no values"
-            )
-        return self.shard
+        with self._changed:  # `install` changes the phase, for all to see, before the shard
+            if self.shard is None:
+                raise ServerPhaseError(
+                    f"ps:{self.settings.rank} is {self.phase.value} and holds no values"
+                )
+            return self.shard
 
     def describe(self) -> Description:
         """This server as it is now."""

@@ -30,6 +30,8 @@ from tfos.worker.reports.seen_progress import SeenProgress
 from tfos.worker.trained.feeds import TrainedFeeds
 
 DEADLINE_S = 60.0
+HANG_S = 180.0
+"""For the threads of a test's workers: on a loaded host a fit of two takes a minute."""
 _names = itertools.count()
 
 
@@ -217,7 +219,7 @@ def together(work: Callable[[int], Any], num_workers: int) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(HANG_S)
         assert errors or not thread.is_alive(), "a worker hangs"
         if errors:
             raise errors[0]

@@ -594,6 +594,32 @@ def test_letters_of_patterns_mean_themselves_in_packages_that_take_them_for_patt
     assert [each.name for each in files.entries(root)] == ["run1"]
 
 
+class Keys(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Has only files, as S3: a directory's own name cannot be copied."""
+
+    protocol = "keys"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        if not self.isfile(path1):
+            raise FileNotFoundError("The specified key does not exist.")
+        super().cp_file(path1, path2)
+
+
+def test_a_directory_is_renamed_where_the_store_has_only_files():
+    fsspec.register_implementation(Keys.protocol, Keys, clobber=True)
+    root = "keys://bucket"
+    files = FsspecFileSystem(parse(root), FileSystemConfig())
+    for name in ("manifest.json", "tables/user"):
+        files.write(f"{root}/.tmp-1/{name}", name.encode())
+    files.rename(f"{root}/.tmp-1", f"{root}/step-1")
+    assert [each.name for each in files.entries(root)] == ["step-1"]
+    for name in ("manifest.json", "tables/user"):
+        with files.open(f"{root}/step-1/{name}") as reader:
+            assert reader.read_range(0, reader.size_bytes) == name.encode()
+
+
 class OneConnection(Listing):
     """As fsspec's FTP and SFTP: notes whether two ranges were under way at once."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from ps.config import ServerSettings
+from ps.errors import ServerPhaseError
 from ps.manifest.manifest import WorkerRank
+from ps.protocol.permissions import ServerPhase
 from ps.server.lifecycle import Lifecycle
 
 ZERO, ONE = WorkerRank(0), WorkerRank(1)
@@ -56,3 +59,30 @@ def test_fences_and_losses_are_at_the_gate_before_anybody_can_push():
     other: Any = Shard(life)
     assert not life.install(other)
     assert other.gate.told == []
+
+
+@pytest.mark.fault("F08")
+def test_a_push_that_sees_a_restored_server_serve_finds_its_shard(monkeypatch):
+    life = Lifecycle(ServerSettings(rank=0, num_servers=1, num_workers=1))
+    life.begin_restore()
+    shard: Any = Shard(life)
+    found: list[Any] = []
+
+    def push() -> None:
+        try:
+            found.append(life.loaded())
+        except ServerPhaseError as error:
+            found.append(error)
+
+    pushing = threading.Thread(target=push)
+    move = life._move
+
+    def move_and_be_seen(to: ServerPhase, reason: str = "") -> None:
+        move(to, reason)
+        pushing.start()
+        pushing.join(0.2)
+
+    monkeypatch.setattr(life, "_move", move_and_be_seen)
+    assert life.install(shard)
+    pushing.join()
+    assert found == [shard]
