@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from tfos.console.missing_packages import advice, extra_advice
+from tfos.predict import column, loading
+from tfos.predict.signature import ModelSource
 
 NO_KERAS = """
 import sys
@@ -45,3 +48,12 @@ def test_the_public_names_of_the_keras_binding_say_what_they_need():
     line = [sys.executable, "-c", NO_KERAS]
     run = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert "No module named 'keras'. The extra [cpu] has it: pip install" in run.stderr
+
+
+def test_a_model_that_executors_cannot_read_for_want_of_a_package_says_which_extra(monkeypatch):
+    def no_tensorflow(source: object) -> None:
+        raise ModuleNotFoundError("No module named 'tensorflow'")
+
+    monkeypatch.setattr(loading, "read_signature", no_tensorflow)
+    told = msgspec.msgpack.decode(column._read(ModelSource(path="m.keras")), type=str)
+    assert told.startswith("No module named 'tensorflow'. The extra [cpu] has it")
