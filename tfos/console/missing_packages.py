@@ -17,7 +17,8 @@ _EXTRAS = {
     "tf_keras": "native",
 }
 """Extra by module."""
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'$")
+"""Only at the end: what `tfos.keras` raises has the step already."""
 
 
 def extra_advice(error: str) -> str:

@@ -46,5 +46,5 @@ def __getattr__(name: str) -> object:
             importlib.import_module("tfos.keras.fit.local")
         return _load(name)
     except ModuleNotFoundError as error:
-        advice = missing_packages.extra_advice(f"ModuleNotFoundError: {error}")
-        raise ModuleNotFoundError(f"{error}{advice}", name=error.name) from error
+        error.msg += missing_packages.extra_advice(f"ModuleNotFoundError: {error}")
+        raise

@@ -42,6 +42,7 @@ def test_the_last_line_of_a_traceback_says_what_is_missing(module, step):
     assert step in advice(f"Traceback …:\n  line\n{raised}\n")
     assert bool(extra_advice(raised)) is ("tfos[" in step)
     assert advice(f"{raised}\nRuntimeError: no model") == ""
+    assert advice(f"{raised}{advice(raised)}") == ""
 
 
 def test_the_public_names_of_the_keras_binding_say_what_they_need():
