@@ -167,15 +167,17 @@ def _compared(model_dir: str, model: int, servers: int, step: int | None) -> Sav
         CheckpointError: the directory cannot be read.
     """
     newest = _newest_step(model_dir, servers)
-    if newest is None or newest == step:
+    if newest == step:
         return SavedFit(model, servers)
     directory = servers_dir(model_dir, servers)
-    if step is None or newest > step or step in passed_over(Storages()(directory), newest):
+    if newest is not None and (
+        step is None or newest > step or step in passed_over(Storages()(directory), newest)
+    ):
         return SavedFit(model, servers, is_behind=True)
     warnings.warn(
         f"{directory} has no whole checkpoint of step {step} any more, which belongs to "
-        f"{fit_file(model_dir, model)}, and that of step {newest} is older than the model: the "
-        "next fit starts with the model and fresh servers",
+        f"{fit_file(model_dir, model)}, nor a newer one: the next fit starts with the model and "
+        "fresh servers",
         stacklevel=4,
     )
     return SavedFit(model, None)
