@@ -145,15 +145,16 @@ class SlotWait:
 
     def until(self, offer: Offer) -> str:
         """Return a sentence with the time limit for executors, if any are awaited."""
-        if offer.is_open and offer.fit(self.needs, is_idle=True) is None:
+        if offer.outstanding:
+            return (
+                f" {len(offer.executors)} of {offer.expected} executors have registered"
+                f"{_known(offer)}. Waiting for {offer.outstanding} more, "
+                f"{self.config.reservation_timeout_s:.0f} s at most"
+            )
+        may_come = offer.is_open or offer.may_grow_to(self.needs.num_slots)
+        if may_come and offer.fit(self.needs, is_idle=True) is None:
             return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
-        if not offer.outstanding:
-            return ""
-        return (
-            f" {len(offer.executors)} of {offer.expected} executors have registered"
-            f"{_known(offer)}. Waiting for {offer.outstanding} more, "
-            f"{self.config.reservation_timeout_s:.0f} s at most"
-        )
+        return ""
 
 
 def _end_others(offer: Offer) -> str:

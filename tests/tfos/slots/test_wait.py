@@ -208,6 +208,7 @@ def test_a_slot_that_is_held_when_the_last_executor_comes_late_is_awaited_from_t
 def test_slots_that_the_master_may_still_give_are_awaited_longer():
     wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
     late = replace(_offer(0, 0), allowed=3)
+    assert wait.until(late) == " Waiting for more executors, 60 s at most"
     assert _refused_at_s(wait, late, 0.0, 59.0, 60.0) == 60.0
 
 
