@@ -151,7 +151,7 @@ class SlotWait:
                 f"{_known(offer)}. Waiting for {offer.outstanding} more, "
                 f"{self.config.reservation_timeout_s:.0f} s at most"
             )
-        may_come = offer.is_open or offer.may_grow_to(self.needs.num_slots)
+        may_come = offer.may_grow_to(self.needs.num_slots) or offer.is_open
         if may_come and offer.fit(self.needs, is_idle=True) is None:
             return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
         return ""
