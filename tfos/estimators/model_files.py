@@ -135,7 +135,7 @@ def newest_state(model_dir: str) -> SavedFit:
 def state_of(model_dir: str, model: int) -> SavedFit:
     """Return the initial state of a fit that continues from a model.
 
-    Without servers, and with a warning, if their state of the model is damaged or lost.
+    Without servers, and with a warning, if they have neither that state nor a newer one.
 
     Args:
         model_dir: directory of all fits.
