@@ -211,7 +211,7 @@ class ClusterConfig:
     slot_wait_s: float = 60.0
     """reserve() waits this long for slots that other clusters' starting nodes or the tasks of ended
     jobs hold, and for the first executor where their number is not configured, and on a standalone
-    master for cores that spark.cores.max still allows."""
+    master for cores that spark.cores.max still allows or, if that is not set, for executors."""
     slot_settle_s: float = 4.0
     """Too few slots and no new executor for this long: reserve() fails."""
     heartbeat_s: float = 2.0

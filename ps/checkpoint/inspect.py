@@ -177,6 +177,19 @@ def clock_of(root: Root, step: int) -> int:
     return max(read_records(each, _State).clock for each in files)
 
 
+def passed_over(root: Root, step: int) -> tuple[int, ...]:
+    """Return the steps that the run of a step has skipped, whatever their numbers.
+
+    Args:
+        root: the checkpoint root.
+        step: a complete one.
+
+    Raises:
+        CheckpointError: the step is missing or damaged, or cannot be read now.
+    """
+    return read_step(storage_at(root), step).passed_over
+
+
 def inspect(root: Root) -> DirectoryReport:
     """Read every step with all its values, and compare all digests.
 

@@ -56,7 +56,15 @@ class SavedTables:
                         with share.locked():
                             share.push(*arguments, share.room_elsewhere(error, own))
 
-    def save(self, root: Path, step: int, *, full: bool = False, clock: int = 0) -> None:
+    def save(
+        self,
+        root: Path,
+        step: int,
+        *,
+        full: bool = False,
+        clock: int = 0,
+        passed_over: tuple[int, ...] = (),
+    ) -> None:
         """Save a full checkpoint, or a delta where there is a base."""
         extra = msgspec.msgpack.encode({"clock": clock})
         base = None if full else self._base
@@ -71,7 +79,7 @@ class SavedTables:
             )
             self._versions[rank] = cut.versions()
             cut.release()
-        origin = Origin(base=base)
+        origin = Origin(base=base, passed_over=passed_over)
         commit(root, save_id, step=step, manifest=self.manifest, shards=records, origin=origin)
         self._base = Base(step, save_id)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from itertools import chain
 
@@ -23,7 +24,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from ps.checkpoint.choice import latest
-from ps.checkpoint.inspect import clock_of
+from ps.checkpoint.inspect import clock_of, passed_over
 from ps.errors import CheckpointError
 from tfos.errors import SettingsError
 from tfos.files.checkpoint_storage import Storages
@@ -134,6 +135,8 @@ def newest_state(model_dir: str) -> SavedFit:
 def state_of(model_dir: str, model: int) -> SavedFit:
     """Return the initial state of a fit that continues from a model.
 
+    Without servers, and with a warning, if they have neither that state nor a newer one.
+
     Args:
         model_dir: directory of all fits.
         model: number of the model.
@@ -151,11 +154,33 @@ def state_of(model_dir: str, model: int) -> SavedFit:
             f"{record} is not a fit's record: {error}. load({fit_file(model_dir, model)!r}) takes "
             "the model without the servers' state"
         ) from error
-    newest = None
     if is_known:
-        with contextlib.suppress(CheckpointError):
-            newest = _newest_step(model_dir, servers)
-    return SavedFit(model, servers, is_behind=newest not in (None, found.get("step")))
+        with contextlib.suppress(CheckpointError):  # unreadable now: unknown
+            return _compared(model_dir, model, servers, found["step"])
+    return SavedFit(model, servers)
+
+
+def _compared(model_dir: str, model: int, servers: int, step: int | None) -> SavedFit:
+    """Return the state of a model whose servers had saved `step`, or nothing, when it was written.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    newest = _newest_step(model_dir, servers)
+    if newest == step:
+        return SavedFit(model, servers)
+    directory = servers_dir(model_dir, servers)
+    if newest is not None and (
+        step is None or newest > step or step in passed_over(Storages()(directory), newest)
+    ):
+        return SavedFit(model, servers, is_behind=True)
+    warnings.warn(
+        f"{directory} has no whole checkpoint of step {step} any more, which belongs to "
+        f"{fit_file(model_dir, model)}, nor a newer one: the next fit starts with the model and "
+        "fresh servers",
+        stacklevel=4,
+    )
+    return SavedFit(model, None)
 
 
 def _has_saved(model_dir: str, servers: int) -> bool:

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from rpc.lazy import lazy_names
+from tfos.console import missing_packages
 
 if TYPE_CHECKING:
     from tfos.keras.data.feed_dataset import FeedDataset
@@ -40,6 +41,10 @@ _load, __dir__ = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Embedding", "load_model"):  # models with tables, whose `fit` begins there
-        importlib.import_module("tfos.keras.fit.local")
-    return _load(name)
+    try:
+        if name in ("Embedding", "load_model"):  # models with tables, whose `fit` begins there
+            importlib.import_module("tfos.keras.fit.local")
+        return _load(name)
+    except ModuleNotFoundError as error:
+        error.msg += missing_packages.extra_advice(f"ModuleNotFoundError: {error}")
+        raise

@@ -460,11 +460,13 @@ class Estimator:
 
     def _look_behind(self) -> None:
         """A fit has failed: find whether its servers have saved after the last model."""
-        if self._model_dir is None or self._servers is None or self._model is None:
+        if self._is_behind or self._model_dir is None:
+            return
+        if self._servers is None or self._model is None:
             return
         with contextlib.suppress(SettingsError, OSError):  # the fit's own error is the one to see
             found = model_files.state_of(self._model_dir, self._model)
-            self._is_behind = self._is_behind or found.is_behind
+            self._servers, self._is_behind = found.servers, found.is_behind
 
     def _read(self, frame: Any) -> ModelSignature:
         """Return the signature of the trained model, read once."""

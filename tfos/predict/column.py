@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from feeding.columnar.batch import check_batch_size
+from tfos.console import missing_packages
 from tfos.errors import ExportError, SettingsError, UnsupportedError, UnsupportedModel
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
@@ -315,6 +316,8 @@ def _read(source: ModelSource) -> bytes:
         )
     except (SettingsError, UnsupportedModel, ExportError) as error:
         found = str(error)
+    except ModuleNotFoundError as error:  # of TensorFlow, or of a layer's own module
+        found = f"{error}{missing_packages.advice(f'ModuleNotFoundError: {error}')}"
     return msgspec.msgpack.encode(found)
 
 

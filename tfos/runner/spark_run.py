@@ -46,7 +46,8 @@ def run(  # noqa: PLR0913 - Horovod's arguments, and ours by keyword
         fn: called as `fn(*args, **kwargs)` on every rank; may return anything that pickles.
         args: anything that pickles.
         kwargs: anything that pickles.
-        num_proc: number of ranks, one task slot each; None: as many as Spark's default parallelism.
+        num_proc: number of ranks, one task slot each; None: as many as Spark's default parallelism,
+            which without a setting of its own is the cores, over spark.task.cpus.
         sc: SparkContext or classic SparkSession; None: the one that runs in this process.
         timeout_s: seconds that fn may take once all ranks run; None: no limit.
         config: timeouts and limits. A lost rank always fails the run.
@@ -173,7 +174,11 @@ def rank_value(data: bytes, rank: int) -> Any:
 
 def _count(num_proc: object, context: Any) -> int:
     if num_proc is None:
-        return int(getattr(context, "sparkContext", context).defaultParallelism)
+        sc = getattr(context, "sparkContext", context)
+        conf, count = sc.getConf(), int(sc.defaultParallelism)
+        if conf.contains("spark.default.parallelism"):
+            return count
+        return max(1, count // int(conf.get("spark.task.cpus", "1")))  # Spark has counted cores
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise SettingsError(f"num_proc must be a whole number from 1, got {num_proc!r}")
     return num_proc

@@ -67,6 +67,8 @@ class Offer:
     these GPUs as free."""
     allowed: int | None = None
     """Number of slots that a standalone master may give to this application; None: unknown."""
+    is_open: bool = False
+    """Whether a standalone master gives more executors while it has some, without a known end."""
 
     def fit(self, needs: SlotNeeds, *, is_idle: bool = False) -> Fit | None:
         """Return how the nodes fit next to running tasks and claims, or None.

@@ -61,7 +61,8 @@ def read_offer(sc: Any, facts: SparkFacts, gpu_resource: str | None = "gpu") -> 
     expected, allowed = facts.expected_executors, facts.allowed_slots
     if facts.may_have_more and len(executors) >= (expected or 0):
         expected = None
-    return Offer(tuple(executors), expected, task=task, allowed=allowed)
+    is_open = facts.takes_all_cores
+    return Offer(tuple(executors), expected, task=task, allowed=allowed, is_open=is_open)
 
 
 def _is_launching(free: NodeShare, num_running: int) -> bool:

@@ -19,6 +19,10 @@ from tfos.slots.resources import WORKER_NODES
 _TOLD_S = 60.0
 """Seconds after which a fit that waits for occupied slots names their holders."""
 _ADVICE = "Use fewer nodes or raise --num-executors, spark.executor.cores or spark.cores.max."
+_OF_MASTER = (
+    "Use fewer nodes, or start more workers of the standalone master: its page shows the cores and "
+    "the memory of its workers, and which applications hold them."
+)
 
 
 @dataclass
@@ -29,8 +33,9 @@ class SlotWait:
     queue may take minutes, so while configured executors are outstanding the limit is
     `reservation_timeout_s`. Without a configured number
     (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`, or
-    `slot_wait_s` while fewer cores than `spark.cores.max` are there: on a busy host, Java's start
-    takes longer than the pause between two executors.
+    `slot_wait_s` while fewer cores than `spark.cores.max` are there, or where that is not set and
+    too few slots are there, busy or not: on a busy host, Java's start takes longer than the pause
+    between two executors.
     Their starting nodes are counted twice until they register; SlotWait waits for that too, and for
     tasks of jobs that have ended: those of a fit that failed may last seconds longer.
 
@@ -79,6 +84,7 @@ class SlotWait:
         arriving |= offer.launching > 0 or offer.may_grow_to(self.needs.num_slots)
         waited_s = now_s - self.started_s
         fits_idle = offer.fit(self.needs, is_idle=True) is not None
+        arriving |= offer.is_open and not fits_idle
         if offer.complete and not fits_idle:
             text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
             raise NotEnoughSlots(text)  # it would not fit even if others ended
@@ -135,17 +141,20 @@ class SlotWait:
                 "Use fewer nodes or raise spark.dynamicAllocation.minExecutors: Spark asks for "
                 "more executors only for the tasks of a job, and nodes start once all have a slot."
             )
-        return _ADVICE
+        return _OF_MASTER if offer.is_open else _ADVICE
 
     def until(self, offer: Offer) -> str:
-        """Return a sentence with the time limit for configured executors, if any are awaited."""
-        if not offer.outstanding:
-            return ""
-        return (
-            f" {len(offer.executors)} of {offer.expected} executors have registered"
-            f"{_known(offer)}. Waiting for {offer.outstanding} more, "
-            f"{self.config.reservation_timeout_s:.0f} s at most"
-        )
+        """Return a sentence with the time limit for executors, if any are awaited."""
+        if offer.outstanding:
+            return (
+                f" {len(offer.executors)} of {offer.expected} executors have registered"
+                f"{_known(offer)}. Waiting for {offer.outstanding} more, "
+                f"{self.config.reservation_timeout_s:.0f} s at most"
+            )
+        may_come = offer.may_grow_to(self.needs.num_slots) or offer.is_open
+        if may_come and offer.fit(self.needs, is_idle=True) is None:
+            return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
+        return ""
 
 
 def _end_others(offer: Offer) -> str:

@@ -136,6 +136,15 @@ class SparkFacts:
         return int(most) // executor * (executor // task)
 
     @property
+    def takes_all_cores(self) -> bool:
+        """Whether a standalone master gives this application whatever others leave.
+
+        Spark knows of none of these executors before it registers.
+        """
+        is_limited = self.is_dynamic or "spark.cores.max" in self.conf
+        return self.master.startswith("spark://") and not is_limited
+
+    @property
     def driver_in_container(self) -> bool:
         """Whether the cluster manager runs the driver, on a host of its choice."""
         return self.conf.get("spark.submit.deployMode") == "cluster" or is_true(

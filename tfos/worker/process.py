@@ -30,6 +30,7 @@ from feeding.protocol.messages import LIMITS
 from rpc.auth.handshake import Identity, Role
 from rpc.server.listener import Call, Listener
 from tfos.collectives.offers import Offers
+from tfos.console import missing_packages
 from tfos.control import messages, return_values
 from tfos.errors import NoResultError, RankLost, SettingsError
 from tfos.native import legacy_keras
@@ -253,7 +254,8 @@ class WorkerProcess:
         name = failure.type_name(error)
         ours = frozenset({__file__, cloudpickle.__file__})
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
-        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS] + legacy_keras.advice(error)
+        message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
+        message += legacy_keras.advice(error) or missing_packages.advice(f"{name}: {message}")
         if isinstance(error, SystemExit):
             message += f"; it called sys.exit({error.code!r}); return, or raise an exception"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)

@@ -184,10 +184,11 @@ def test_executors_that_come_late_are_waited_for_and_busy_ones_do_not_count(
             seen_waiting.set()
 
     monkeypatch.setattr(Console, "line", note)
-    patient = ClusterConfig(slot_settle_s=ARRIVED_S, slot_wait_s=2 * ARRIVED_S)
+    patient = ClusterConfig(slot_wait_s=2 * ARRIVED_S)
     reserving = Background(lambda: TFCluster.reserve(spark, 4, 1, config=patient))
     assert seen_waiting.wait(ARRIVED_S)
     assert "need 4 task slots at once (1 ps + 3 workers), Spark offers 3 (executors " in told[0]
+    assert told[0].endswith("Waiting for more executors, 200 s at most")
     assert not reserving.done
     standalones[spark.master].add_workers(1)
     with reserving.result(ARRIVED_S) as cluster:

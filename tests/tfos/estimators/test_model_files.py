@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +220,73 @@ def test_a_model_behind_its_servers_answers_nothing(tmp_path, fits, is_saved):
     assert (fits[-1][0], fits[-1][1].resume) == (b"model 1", True)
     other.load_latest_checkpoint()
     assert other._trained().content == b"model 2"
+
+
+@pytest.mark.parametrize("damaged", ["step-*41", "step-*"])
+def test_a_model_whose_servers_state_is_damaged_is_not_taken_for_an_interrupted_fit(
+    tmp_path, fits, damaged
+):
+    """Going on from the older checkpoint would undo what the model has learnt since."""
+    servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
+    for step in (40, 41):
+        servers.save(tmp_path / "servers-00001", step, full=True)
+    model_files.write_fit(str(tmp_path), 1, b"model", 1)
+    for data in (tmp_path / "servers-00001").glob(f"{damaged}/ps-0.data"):
+        data.write_bytes(data.read_bytes()[:-1])
+    estimator = untrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"servers-00001 .* step 41 .*fresh servers"):
+        estimator.load_latest_checkpoint()
+    assert estimator._trained().content == b"model"
+    model_files.take_number(str(tmp_path))
+    estimator.fit(made)
+    ((content, last),) = fits
+    assert (content, Path(last.checkpoint_dir).name, last.resume) == (
+        b"model",
+        "servers-00003",
+        False,
+    )
+
+
+def test_a_fit_that_failed_behind_a_damaged_state_is_begun_again_with_the_model(
+    tmp_path, fits, monkeypatch
+):
+    servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
+    estimator = untrained(tmp_path)
+    estimator.fit(made)
+    for step in (40, 41):
+        servers.save(tmp_path / "servers-00001", step, full=True)
+    model_files.write_fit(str(tmp_path), 1, b"model 1", 1)
+
+    def failed(*_: object) -> FitResult:
+        (data,) = (tmp_path / "servers-00001").glob("step-*41/ps-0.data")
+        data.write_bytes(data.read_bytes()[:-1])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(estimator_module, "fit_made", failed)
+        with (
+            pytest.warns(UserWarning, match="the model and fresh servers"),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            estimator.fit(made)
+    estimator.fit(made)
+    content, last = fits[-1]
+    assert (content, Path(last.checkpoint_dir).name, last.resume) == (
+        b"model 1",
+        "servers-00003",
+        False,
+    )
+
+
+def test_a_fit_that_went_on_from_an_older_checkpoint_than_the_models_was_interrupted(tmp_path):
+    servers = SavedTables(TableSpec(name="t", dim=2, rule=SGD()), 1)
+    for step in (40, 50):
+        servers.save(tmp_path / "servers-00001", step, full=True)
+    model_files.write_fit(str(tmp_path), 1, b"model", 1)
+    servers.save(tmp_path / "servers-00001", 45, full=True, passed_over=(50,))
+    with warnings.catch_warnings(action="ignore"):
+        found = model_files.newest_state(str(tmp_path))
+    assert found == SavedFit(1, 1, is_behind=True)
 
 
 @pytest.mark.parametrize("is_asked_for", [True, False], ids=["asked for", "not asked for"])

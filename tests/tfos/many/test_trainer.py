@@ -102,6 +102,19 @@ def test_a_trainer_that_does_not_come_to_its_item_costs_no_attempt(got, text):
     assert re.search(text, ended.error)
 
 
+def test_an_item_whose_function_lacks_a_package_has_the_extra_in_its_error(monkeypatch):
+    monkeypatch.setattr(trainer_process, "private_bytes", lambda pid: 1)
+    trainer: Any = TrainerProcess.__new__(TrainerProcess)
+    trainer._child, trainer._first_bytes = SimpleNamespace(pid=1), 0
+    trainer._tail = collections.deque()
+    trainer._next = lambda timeout_s: TrainingRaised(
+        0.0, "Traceback:\nModuleNotFoundError: No module named 'keras'"
+    )
+    ended = trainer.outcome(3, 0.0, None)
+    assert ended.how is Ending.RAISED
+    assert "'keras'. The extra [cpu] has it" in ended.error
+
+
 def test_a_trainer_has_grown_by_what_it_keeps_after_its_first_item(monkeypatch):
     private, clock = [3 << 30], [0.0]
     monkeypatch.setattr(trainer_process, "private_bytes", lambda pid: private[0])

@@ -122,6 +122,23 @@ def test_a_standalone_master_gives_whole_executors(conf, allowed):
     assert SparkFacts("spark://h:7077", "app", conf, "file://").allowed_slots == allowed
 
 
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize(
+    ("master", "conf", "is_open"),
+    [
+        ("spark://h:7077", {}, True),
+        ("spark://h:7077", {"spark.cores.max": "6"}, False),
+        ("spark://h:7077", {"spark.dynamicAllocation.enabled": "true"}, False),
+        ("yarn", {}, False),
+        ("local-cluster[2,1,1024]", {}, False),
+    ],
+)
+def test_a_standalone_master_without_a_limit_gives_all_it_has(
+    master: str, conf: dict[str, str], is_open: bool
+):
+    assert offer_of({"0": (2, 0)}, SparkFacts(master, "app", conf, "file://")).is_open is is_open
+
+
 @pytest.mark.parametrize(
     ("num_executors", "most", "expected"),
     [(1, "20", 2), (2, "20", None), (3, "20", None), (2, "2", 2)],

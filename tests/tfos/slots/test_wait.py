@@ -208,7 +208,27 @@ def test_a_slot_that_is_held_when_the_last_executor_comes_late_is_awaited_from_t
 def test_slots_that_the_master_may_still_give_are_awaited_longer():
     wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
     late = replace(_offer(0, 0), allowed=3)
+    assert wait.until(late) == " Waiting for more executors, 60 s at most"
     assert _refused_at_s(wait, late, 0.0, 59.0, 60.0) == 60.0
+
+
+@pytest.mark.fault("F18")
+def test_a_master_that_gives_all_it_has_is_awaited_for_longer_than_executors_are_apart():
+    wait = replace(_wait(3, slot_wait_s=60.0, slot_settle_s=4.0), master="spark://h:7077")
+    few = replace(_offer(0), is_open=True)
+    assert wait.until(few) == " Waiting for more executors, 60 s at most"
+    assert _refused_at_s(wait, few, 0.0, 4.1, 59.0, 60.0) == 60.0
+    with pytest.raises(NotEnoughSlots, match=r"start more workers of the standalone master"):
+        wait.ready(few, 60.0)
+    assert wait.ready(replace(_offer(0, 0, 0), is_open=True), 60.0)
+
+
+@pytest.mark.fault("F18")
+def test_slots_that_another_cluster_holds_are_no_executors_that_a_master_may_still_give():
+    wait = _wait(3, slot_wait_s=60.0, slot_settle_s=4.0)
+    held = replace(_offer(1, 1, 1), is_open=True)
+    assert wait.until(held) == ""
+    assert _refused_at_s(wait, held, 0.0, 3.9, 4.0) == 4.0
 
 
 @pytest.mark.fault("F18")

@@ -267,7 +267,18 @@ def _select(columns: Any, selector: Any, what: str) -> Any:
     names = list(selector)
     if len(set(names)) < len(names):
         raise SettingsError(f"{what}={names} has a column twice; name each once")
-    return _side_by_side({each: _one(columns, each, what) for each in names}, what)
+    return _side_by_side(_several(columns, names, what), what)
+
+
+def _several(columns: Any, selectors: Sequence[int | str], what: str) -> dict[int | str, Any]:
+    """Return values by their selectors; positions of named columns are looked up in one list."""
+    by_place = list(columns.values()) if isinstance(columns, Mapping) else []
+    return {
+        each: by_place[each]
+        if isinstance(each, int) and -len(by_place) <= each < len(by_place)
+        else _one(columns, each, what)
+        for each in selectors
+    }
 
 
 def _select_inside(row: Array, selector: Any, what: str) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from rpc.process_stat import private_bytes
+from tfos.console import missing_packages
 from tfos.errors import LinkError
 from tfos.many.messages import (
     Ended,
@@ -124,7 +125,7 @@ class TrainerProcess:
         if isinstance(got, TrainerReady):
             return None
         if isinstance(got, TrainingRaised):
-            error = f"{got.error}{_advice(got.error)}"
+            error = f"{got.error}{missing_packages.advice(got.error)}"
         elif got is None:
             error = f"its process {self._died()} as it started"
         else:
@@ -157,7 +158,8 @@ class TrainerProcess:
             return got
         if isinstance(got, TrainingRaised):
             how = Ending.NOT_PICKLABLE if got.is_unpicklable else Ending.RAISED
-            return Ended(item, how, got.seconds, error=got.error)
+            error = f"{got.error}{missing_packages.advice(got.error)}"
+            return Ended(item, how, got.seconds, error=error)
         if got is None:
             return Ended(item, Ending.DIED, seconds, error=f"its process {self._died()}")
         return Ended(
@@ -205,16 +207,6 @@ class TrainerProcess:
         )
         tail = "\n".join(self._tail)
         return f"{text}; its last lines:\n{tail}" if tail else text
-
-
-def _advice(error: str) -> str:
-    """Return the next step if the function needs a module that the executors lack."""
-    if "ModuleNotFoundError" not in error:
-        return ""
-    return (
-        ". The executors' Python does not find it: ship your own module by sc.addPyFile or "
-        "--py-files, packages by --archives"
-    )
 
 
 def copy_lines(source: int, tail: collections.deque[str]) -> None:

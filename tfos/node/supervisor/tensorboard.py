@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from rpc import endpoint
+from tfos.console import missing_packages
 from tfos.control.messages import TensorBoardUp
 from tfos.node import failure
 from tfos.node.spec import SupervisorSpec
@@ -130,7 +131,8 @@ class TensorBoardChild:
 
     def _report_reason(self, reason: str) -> None:
         words = f": {' | '.join(self._lines)}" if self._lines else ""
-        self._report(TensorBoardUp("", f"TensorBoard {reason}{words}"))
+        advice = missing_packages.extra_advice(words)
+        self._report(TensorBoardUp("", f"TensorBoard {reason}{words}{advice}"))
 
 
 def _host(spec: SupervisorSpec) -> str:

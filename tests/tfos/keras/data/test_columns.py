@@ -50,6 +50,19 @@ def test_named_columns_stand_side_by_side():
     np.testing.assert_array_equal(mapper_of(slice(0, 2), 2)(row)[0], x)
 
 
+def test_named_columns_are_listed_once_for_all_that_are_selected_by_position():
+    class Row(dict[str, Any]):
+        def values(self) -> Any:
+            listed.append(self)
+            return super().values()
+
+    listed: list[Row] = []
+    row = Row({name: np.full(2, at) for at, name in enumerate("abcde")})
+    (x,) = mapper_of([3, -1, "b", 0])(row)
+    np.testing.assert_array_equal(x, [[3, 4, 1, 0]] * 2)
+    assert len(listed) == 1
+
+
 def test_arrays_of_several_columns_stay_several_inputs():
     row = {"image": MATRIX, "text": MATRIX + 1, "label": LABELS}
     x, _ = mapper_of(["image", "text"], "label")(row)
@@ -298,6 +311,7 @@ def test_what_is_refused_has_the_name_that_the_caller_gave_it(given, sentence):
             r"weight_col='w', but the rows have \['a'",
         ),
         (mapper_of("s.z"), {"s": {"a": LABELS}}, r"'z', but the rows have \['a'\]"),
+        (mapper_of([0, 2]), {"a": LABELS, "b": LABELS}, r"=2, but the rows have \['a', 'b'\]"),
         (mapper_of(dtypes={"z": "int8"}), {"a": LABELS}, r"dtypes='z', but the rows have \['a'\]"),
         (mapper_of(dtypes={"z": "int8"}), (LABELS,), "values without names"),
     ],

@@ -74,6 +74,17 @@ def test_an_exception_arrives_with_the_users_traceback_first(bed):
     bed.assert_nothing_left()
 
 
+def test_a_package_that_main_fun_lacks_arrives_with_the_extra_that_has_it(bed):
+    def main_fun(args, ctx):
+        raise ModuleNotFoundError("No module named 'keras'", name="keras")
+
+    bed.start(bed.bundle("worker:0", main_fun))
+    bed.release("worker:0")
+    failure = bed.failure("worker:0")
+    assert failure.error_type == "ModuleNotFoundError"
+    assert "named 'keras'. The extra [cpu] has it: pip install 'tfos[cpu]'" in failure.message
+
+
 @pytest.mark.fault("F03")
 def test_an_exception_arrives_also_if_the_stop_comes_before_its_process_has_ended(bed):
     def main_fun(args, ctx):
