@@ -142,9 +142,8 @@ class Estimator:
             num_ps: servers among them; None: one beside several workers.
             consistency: mode of ctx.distribute.
             staleness_bound: steps, for `consistency="ssp"`.
-            seed: shuffles rows of a DataFrame or path, differently in each epoch of each fit; plus
-                the rank, it seeds a worker's Keras in the first fit, and later fits draw other
-                numbers. None: rows in their order; a fit of a function draws one.
+            seed: seed of a DataFrame's or path's shuffle, which differs by epoch and fit, and, plus
+                the rank, of a worker's Keras. None: rows in order; a fit of a function draws one.
             exactly_once: whether a task that Spark repeats skips the rows that it fed before;
                 correct only if a partition has the same rows in the same order again.
             verbose: show progress.
