@@ -109,7 +109,7 @@ class Estimator:
         self._resumes_epochs = False
         """Whether the next fit resumes the interrupted one, without the epochs it had trained."""
         self._num_fits = 0
-        """Fits before the next one, whose seed follows from it; or the number of the last model."""
+        """Fits before the next one, whose seed follows from it, as the last model's number has it."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
@@ -438,7 +438,7 @@ class Estimator:
         )
         self._signature = None
         self.history = _joined(self.history, found.history)
-        self._num_fits = number or self._num_fits + 1
+        self._num_fits += 1
         if self._resumes_epochs and not found.history:
             warnings.warn(
                 f"this fit has trained none of its epochs={settings.epochs}: the interrupted one, "
