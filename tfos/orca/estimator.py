@@ -109,7 +109,7 @@ class Estimator:
         self._resumes_epochs = False
         """Whether the next fit resumes the interrupted one, without the epochs it had trained."""
         self._num_fits = 0
-        """Fits before the next one, whose seed follows from it, as the last model's number has it."""
+        """Fits before the next one, whose seed follows from it; of other programs, the models."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster

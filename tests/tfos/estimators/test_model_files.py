@@ -259,13 +259,15 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
 
 @pytest.mark.parametrize("has_directory", [True, False])
 def test_each_fit_draws_its_own_numbers(tmp_path, fits, has_directory):
-    """The seed of every worker of every fit is another one, up to the largest."""
+    """The seed of every worker of a program's fits is another one, up to the largest."""
     where = tmp_path if has_directory else None
     settings = FitSettings(cluster_size=3, seed=training.LAST_SEED - 3)
-    estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, where and str(where))
-    for _ in range(3):
-        estimator.fit(made, batch_size=2)
-    assert [each.seed for _, each in fits] == [training.LAST_SEED - 3, training.LAST_SEED - 1, 1]
+    for _ in range(2):  # programs, one after the other, in one directory
+        estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, where and str(where))
+        for _ in range(3):
+            estimator.fit(made, batch_size=2)
+    seeds = [training.LAST_SEED - 3, training.LAST_SEED - 1, 1]
+    assert [each.seed for _, each in fits] == seeds * 2
 
 
 def test_a_fit_that_resumes_one_has_its_seed_and_a_fit_of_another_program_a_new_one(
