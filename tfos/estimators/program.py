@@ -159,6 +159,7 @@ class FitProgram:
         import tensorflow as tf
 
         from tfos.keras.fit.callbacks import of_rank
+        from tfos.keras.step.attach import draw_apart
 
         del args
         ctx.trained_feeds.keeps_epochs = self.keeps_epochs
@@ -166,6 +167,8 @@ class FitProgram:
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + ctx.rank)
         model = self.recipe.build(is_distributed=self.consistency is not None)
+        if self.recipe.has_trained:  # a layer's own seed begins again with each load
+            draw_apart(model, self.seed or 0)
         if not self.recipe.content and ctx.rank == 0:
             check_saved(model, self.recipe.custom_objects)
             warn_of_predictions(model)  # for model=, the driver has warned

@@ -41,7 +41,7 @@ from tfos.spark.pickling import check_travels, pickle_main_fun
 
 _BLAME_S = 30.0
 """A job that fetches no model is a symptom if a worker's failure arrives within this time."""
-_LAST_SEED = 2**32 - 1
+LAST_SEED = 2**32 - 1
 """Largest seed of numpy, and so of Keras."""
 _MODES = ("async", "sync", "ssp", "hybrid")
 
@@ -165,10 +165,10 @@ class FitSettings:
                 f"consistency={self.consistency!r} with {bound}={self.staleness_bound}; "
                 "ssp, and only ssp, needs a number of steps"
             )
-        if self.seed is not None and not 0 <= self.seed <= _LAST_SEED - (workers - 1):
+        if self.seed is not None and not 0 <= self.seed <= LAST_SEED - (workers - 1):
             raise SettingsError(
                 f"seed={self.seed} with {workers} workers: each adds its rank, and numpy takes 0 "
-                f"to {_LAST_SEED}. Set another seed, or {self._word('-1')} for rows in their own "
+                f"to {LAST_SEED}. Set another seed, or {self._word('-1')} for rows in their own "
                 "order"
             )
 

@@ -23,6 +23,7 @@ from tfos.estimators import model_files
 from tfos.estimators.columns import ColumnPlan, named
 from tfos.estimators.recipe import ModelRecipe, check_file, described, model_of, recipe_of
 from tfos.estimators.training import (
+    LAST_SEED,
     FitResult,
     FitSettings,
     evaluate,
@@ -107,6 +108,8 @@ class Estimator:
         """Whether servers have saved a state that is in no model yet."""
         self._resumes_epochs = False
         """Whether the next fit resumes the interrupted one, without the epochs it had trained."""
+        self._num_fits = 0
+        """Fits before the next one, whose seed follows from it; of other programs, the models."""
 
     @classmethod
     def from_keras(  # noqa: PLR0913 - Orca's arguments, and those of the cluster
@@ -139,8 +142,8 @@ class Estimator:
             num_ps: servers among them; None: one beside several workers.
             consistency: mode of ctx.distribute.
             staleness_bound: steps, for `consistency="ssp"`.
-            seed: shuffles rows of a DataFrame or path, differently in each epoch; plus the rank, it
-                seeds a worker's Keras. None: rows in their order; a fit of a function draws one.
+            seed: seed of a DataFrame's or path's shuffle, which differs by epoch and fit, and, plus
+                the rank, of a worker's Keras. None: rows in order; a fit of a function draws one.
             exactly_once: whether a task that Spark repeats skips the rows that it fed before;
                 correct only if a partition has the same rows in the same order again.
             verbose: show progress.
@@ -386,6 +389,7 @@ class Estimator:
             file = model_files.fit_file(self._model_dir, found.model)
             self._begin_with(model_files.read_model(file))
         self._servers, self._model = found.servers, found.model or None
+        self._num_fits = found.model
         self._is_behind = self._resumes_epochs = found.is_behind
 
     def _of_fit(
@@ -405,6 +409,7 @@ class Estimator:
             settings,
             epochs=epochs,
             batch_size=_of_each(batch_size, workers),
+            seed=_of_next(settings.seed, self._num_fits, workers),
             callbacks=() if callbacks is None else callbacks,
             class_weight=class_weight,
             checkpoint_dir=directory,
@@ -433,6 +438,7 @@ class Estimator:
         )
         self._signature = None
         self.history = _joined(self.history, found.history)
+        self._num_fits += 1
         if self._resumes_epochs and not found.history:
             warnings.warn(
                 f"this fit has trained none of its epochs={settings.epochs}: the interrupted one, "
@@ -578,6 +584,20 @@ def _of_each(batch_size: int, workers: int) -> int:
             stacklevel=4,
         )
     return rows
+
+
+def _of_next(seed: int | None, num_fits: int, workers: int) -> int | None:
+    """Return the seed of a fit that follows others.
+
+    Programs call fit once per epoch. With one seed, dropout would leave out the same numbers of a
+    row each time, which the model learns by heart.
+
+    Args:
+        seed: seed of the first fit.
+        num_fits: fits before this one.
+        workers: workers of each fit; each adds its rank.
+    """
+    return None if seed is None else (seed + num_fits * workers) % (LAST_SEED + 2 - workers)
 
 
 def _frame(

@@ -145,6 +145,22 @@ def test_workers_draw_numbers_of_their_own():
     assert not set(drawn[0]) & set(drawn[1])
 
 
+def test_a_layer_with_a_seed_drops_other_units_in_each_fit():
+    """Keras' file has the layer's seed, and not how often it has drawn."""
+    model = Recording([keras.Input((1,)), keras.layers.Dropout(0.5, seed=7)])
+    model.compile("sgd", "mse")
+    states = []
+    only = context(0)
+    only.distribute = lambda model, **_: states.append(
+        tuple(np.asarray(model.layers[0].seed_generator.state))
+    )
+    for seed, has_trained in ((2, False), (2, True), (4, True)):
+        recipe = ModelRecipe(content=content_of(model), has_trained=has_trained)
+        dataclasses.replace(of_two(shuffled), recipe=recipe, seed=seed)(None, only)
+    assert states[0] == (7, 0)
+    assert len(set(states)) == 3
+
+
 def permuted_by_numpy():
     """Yield the rows in an order that is drawn when they are read."""
     yield from np.random.permutation(NUM_ROWS)

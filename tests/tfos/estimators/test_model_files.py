@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql.types import DoubleType, StructType
@@ -322,6 +323,48 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
     assert estimator._trained().content == b"model 2"
     estimator.fit(made)
     assert not resumes_epochs(fits[-1][1])
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_each_fit_draws_its_own_numbers(tmp_path, fits, has_directory):
+    """The seed of every worker of a program's fits is another one, up to the largest."""
+    where = tmp_path if has_directory else None
+    settings = FitSettings(cluster_size=3, seed=training.LAST_SEED - 3)
+    for _ in range(2):  # programs, one after the other, in one directory
+        estimator = Estimator(ModelRecipe(content=b"first"), {}, settings, where and str(where))
+        for _ in range(3):
+            estimator.fit(made, batch_size=2)
+    seeds = [training.LAST_SEED - 3, training.LAST_SEED - 1, 1]
+    assert [each.seed for _, each in fits] == seeds * 2
+
+
+def test_a_fit_that_resumes_one_has_its_seed_and_a_fit_of_another_program_a_new_one(
+    tmp_path, fits, monkeypatch
+):
+    estimator = untrained(tmp_path)
+    estimator.fit(made, batch_size=2)
+    given: list[FitSettings] = []
+
+    def interrupted(*asked: Any) -> FitResult:
+        given.append(asked[3])
+        saved(Path(given[-1].checkpoint_dir or ""))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimator_module, "fit_made", interrupted)
+    for told_now in (contextlib.nullcontext(), told_of_epochs()):
+        other = untrained(tmp_path)
+        other.load_latest_checkpoint()
+        with told_now, pytest.raises(KeyboardInterrupt):
+            other.fit(made, batch_size=2)
+    assert fits[0][1].seed == 0
+    assert [each.seed for each in given] == [2, 2]
+
+
+def test_rows_in_their_own_order_stay_so_in_each_fit(tmp_path, fits):
+    estimator = Estimator(ModelRecipe(content=b"first"), {}, FitSettings(seed=None), None)
+    for _ in range(2):
+        estimator.fit(made)
+    assert [each.seed for _, each in fits] == [None, None]
 
 
 def test_a_first_fit_that_failed_is_begun_again_unless_told_to_go_on(tmp_path, fits, monkeypatch):

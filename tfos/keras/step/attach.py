@@ -140,7 +140,7 @@ def draw_apart(model: Any, rank: int) -> None:
 
     Args:
         model: model whose seed generators may have the same state on all ranks.
-        rank: rank of this worker, from 0.
+        rank: rank of this worker, from 0; or another number, such as a fit's seed.
     """
     for variable in model.non_trainable_variables if rank else ():
         if variable.name == _SEED_STATE:
