@@ -49,6 +49,11 @@ def is_grouped(given: Any) -> bool:
     return kind.__module__.startswith("pyspark.sql") and kind.__name__ == "GroupedData"
 
 
+def session_of(given: Any) -> Any:
+    """Return the session of a grouped DataFrame, classic or of Spark Connect."""
+    return given._df.sparkSession
+
+
 def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:
     """Group the rows, in one Spark job.
 

@@ -84,10 +84,9 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         NotEnoughSlots: Spark had no slot in time.
         MapTrainError: slots failed repeatedly, or their jobs were cancelled.
     """
-    grouped: Any = items if groups.is_grouped(items) else None
-    _check(fn, 1 if grouped is None else 2, slots, retries)
+    _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
     timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
-    given = sc or active_context() if grouped is None else grouped._df.sparkSession
+    given = groups.session_of(items) if groups.is_grouped(items) else sc or active_context()
     context, wait_s = classic_context(given), check_timeout("slot_wait_s", slot_wait_s)
     facts = read_facts(context)
     _check_spark(facts)
