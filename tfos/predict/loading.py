@@ -130,7 +130,7 @@ def _find(
             name = "model" + (_KERAS if place.name.endswith(_KERAS) else "")
             local = files.enter_context(on_disk(place, name))
         except PathError as error:
-            raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
+            raise SettingsError(f"the model: {error}") from error  # it may have a password
         except FileNotFoundError as error:
             raise _no_model(source, error) from error
     try:
