@@ -20,8 +20,7 @@ from collections.abc import Iterator
 def lasting_imports() -> Iterator[None]:
     """Run a task of a feed; objects there at the end of the first successful one stay for ever."""
     yield
-    if _is_spark_task():
-        _exempt_once()
+    _exempt_once()
 
 
 def exempt_objects() -> None:
