@@ -482,8 +482,7 @@ class Gate(Generic[Gradient]):
         return threading.Condition(self._lock)
 
     def _begin(self, request: RequestId, acknowledged: int, acked_updates: int) -> Ticket:
-        if self._closed is not None:
-            raise self._closed.again()
+        self.refuse_closed()
         ticket = self._log.begin(request, acknowledged, acked_updates)
         if request.generation:  # a first attempt replaces nobody
             self._drop_replaced(request.worker)

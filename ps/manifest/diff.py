@@ -5,7 +5,7 @@ Covers: the sentences of ManifestMismatch.      Does not: decide whether a diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from ps.manifest.manifest import GroupSpec, Manifest, TableSpec
 
@@ -31,7 +31,7 @@ def _differences(expected: Manifest, found: Manifest) -> Iterator[str]:
     ours = {group.name: group for group in expected.groups}
     theirs = {group.name: group for group in found.groups}
     yield from _names("group", ours.keys(), theirs.keys())
-    for name in ours.keys() & theirs.keys():
+    for name in sorted(ours.keys() & theirs.keys()):
         yield from _group_differences(ours[name], theirs[name])
     tables = {table.name: table for table in expected.tables}
     others = {table.name: table for table in found.tables}
@@ -69,9 +69,8 @@ def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:
             yield f"table {ours.name!r}: expected {field} {one!r}, found {other!r}"
 
 
-def _names(what: str, ours: object, theirs: object) -> Iterator[str]:
-    mine, other = set[str](ours), set[str](theirs)  # type: ignore[call-overload]  # key views
-    for name in sorted(mine - other):
+def _names(what: str, ours: Set[str], theirs: Set[str]) -> Iterator[str]:
+    for name in sorted(ours - theirs):
         yield f"{what} {name!r} is missing"
-    for name in sorted(other - mine):
+    for name in sorted(theirs - ours):
         yield f"{what} {name!r} is unexpected"

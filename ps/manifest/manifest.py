@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, TypeVar
 
 import msgspec
 import numpy as np
@@ -330,11 +331,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def group(self, name: str) -> GroupSpec:
         """Return the group called `name`."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        known = ", ".join(repr(group.name) for group in self.groups)
-        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+        return _named(self.groups, name)
 
 
 def _check_unique(where: str, names: Sequence[str]) -> None:
@@ -441,9 +438,8 @@ class Layout(msgspec.Struct, frozen=True):
         groups: list[GroupLayout] = []
         buckets: list[Bucket] = []
         for spec in specs:
-            offsets = [0]
-            for param in spec.params:
-                offsets.append(offsets[-1] + param.num_elements)
+            sizes = (param.num_elements for param in spec.params)
+            offsets = tuple(itertools.accumulate(sizes, initial=0))
             first = first_bucket + len(buckets)
             step = bucket_bytes // spec.itemsize
             for start in range(0, offsets[-1], step):
@@ -453,17 +449,24 @@ class Layout(msgspec.Struct, frozen=True):
                 buckets.append(Bucket(number, spec.name, start, stop, size))
             names = tuple(param.name for param in spec.params)
             count = first_bucket + len(buckets) - first
-            groups.append(GroupLayout(spec.name, spec.dtype, names, tuple(offsets), first, count))
+            groups.append(GroupLayout(spec.name, spec.dtype, names, offsets, first, count))
         return cls(tuple(groups), tuple(buckets))
 
     def group(self, name: str) -> GroupLayout:
         """Return the layout of the group called `name`."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        known = ", ".join(repr(group.name) for group in self.groups)
-        raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")
+        return _named(self.groups, name)
 
     def bucket_bytes(self) -> tuple[int, ...]:
         """Return each bucket's bytes in their order, as `ps.manifest.sharding.deal` takes them."""
         return tuple(bucket.nbytes for bucket in self.buckets)
+
+
+_Group = TypeVar("_Group", GroupSpec, GroupLayout)
+
+
+def _named(groups: Sequence[_Group], name: str) -> _Group:
+    for group in groups:
+        if group.name == name:
+            return group
+    known = ", ".join(repr(group.name) for group in groups)
+    raise ManifestMismatch(f"no parameter group {name!r}; the manifest has {known or 'none'}")

@@ -132,15 +132,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"a table's name has 1..{MAX_NAME_LENGTH} characters, got {len(self.name)}"
             )
         self._check_int("dim", self.dim, 1, MAX_DIM)
-        if self.seed is not None:
-            self._check_int("seed", self.seed, 0, MAX_INT64)
-        if self.segments is not None:
-            self._check_int("segments", self.segments, 1, MAX_SEGMENTS)
-        largest = MAX_INT64 if self.id_kind == "int64" else MAX_UINT64
-        for field, most in (("max_id", largest), ("max_rows", MAX_INT64), ("max_bytes", MAX_INT64)):
+        for field, least, most in (
+            ("seed", 0, MAX_INT64),
+            ("segments", 1, MAX_SEGMENTS),
+            ("max_id", 0, largest_id(self.id_kind, None)),
+            ("max_rows", 1, MAX_INT64),
+            ("max_bytes", 1, MAX_INT64),
+        ):
             value = getattr(self, field)
             if value is not None:
-                self._check_int(field, value, 0 if field == "max_id" else 1, most)
+                self._check_int(field, value, least, most)
         if self.ttl_s is not None and not 0 < self.ttl_s <= MAX_SCALAR:
             raise PSSettingsError(f"table {self.name!r}: ttl_s must be above 0, got {self.ttl_s!r}")
         if self.when_full == "lru" and self.max_rows is None and self.max_bytes is None:

@@ -236,12 +236,11 @@ class Service:
             described = msgspec.structs.replace(described, saved_as=saved_as)
         call.reply(messages.encode(described))
 
-    def _reply_description(self, call: Call) -> None:
-        call.reply(messages.encode(self.life.describe()))
+    def _reply_description(self, call: Call, *payload: bytes) -> None:
+        call.reply(messages.encode(self.life.describe()), payload)
 
     def _fetch_manifest(self, call: Call, _request: messages.FetchManifest) -> None:
-        manifest = self.life.loaded().manifest
-        call.reply(messages.encode(self.life.describe()), [manifest.encode()])
+        self._reply_description(call, self.life.loaded().manifest.encode())
 
     def _compile(self, call: Call, request: messages.Compile) -> None:
         manifest = self._read_manifest(call, request)
@@ -494,7 +493,7 @@ class Service:
     def _fetch_metadata(self, call: Call, _request: messages.FetchMetadata) -> None:
         shard = self.life.shard
         kept = {} if shard is None else shard.metadata.texts()
-        call.reply(messages.encode(self.life.describe()), [metadata.encode(kept)])
+        self._reply_description(call, metadata.encode(kept))
 
     def _take_snapshot(self, call: Call, request: messages.TakeSnapshot) -> None:
         made = self._saving.take_snapshot(self.life.loaded(), request, call.peer_gone)
@@ -591,7 +590,7 @@ class Service:
         return True
 
     def _fetch_stats(self, call: Call, _request: messages.FetchStats) -> None:
-        call.reply(messages.encode(self.life.describe()), [messages.encode(self.stats())])
+        self._reply_description(call, messages.encode(self.stats()))
 
     def _fence(self, call: Call, request: messages.Fence) -> None:
         self.life.fence(WorkerRank(request.worker), request.generation)

@@ -116,7 +116,7 @@ class NodeJobs:
         """The jobs with their nodes, in the order of their start."""
         self._main_fun = b""
         self._workers_hold_slots = True
-        self._submit_as_user = _submit
+        self._submit_as_user = SparkJob.start
         """Submits in the scheduler pool of the user's thread, from any thread."""
 
     def start(self, plan: Plan, main_fun: bytes, *, workers_hold_slots: bool) -> None:
@@ -128,7 +128,7 @@ class NodeJobs:
             workers_hold_slots: whether a worker's task stays as long as its node.
         """
         self._main_fun, self._workers_hold_slots = main_fun, workers_hold_slots
-        self._submit_as_user = inheriting(self._sc, _submit)
+        self._submit_as_user = inheriting(self._sc, SparkJob.start)
         self._coordinator.replace_by(self._restart_soon)
         self._coordinator.act(ClusterState.begin_start)
         servers = [("ps", plan.servers)]
@@ -288,10 +288,6 @@ def _loss_of(sc: Any, job: SparkJob[list[Any]]) -> str:
 
 def _reason_of(sc: Any, error: BaseException) -> str:
     return JVM_ENDED if jvm_has_ended(sc, error) else advised_reason_of(error)
-
-
-def _submit(job: SparkJob[list[Any]]) -> None:
-    job.start()
 
 
 def _by_role(nodes: tuple[PlannedNode, ...]) -> list[tuple[str, tuple[PlannedNode, ...]]]:

@@ -240,7 +240,7 @@ class Shutdown:
         """Let the evaluator evaluate the last checkpoint."""
         if self._coordinator.read(_nobody_evaluates):
             return
-        self._coordinator.act(lambda state: state.stop_evaluating("the training is over"))
+        self._coordinator.act(lambda state: state.stop_evaluating())
         limit_s = self._config.evaluation_s
         if not shown_wait(
             self._coordinator, self._console, _nobody_evaluates, limit_s, _last_evaluation

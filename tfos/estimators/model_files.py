@@ -20,14 +20,13 @@ import warnings
 from dataclasses import dataclass
 from itertools import chain
 
-from feeding.errors import PathError
-from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from ps.checkpoint.choice import latest
 from ps.checkpoint.inspect import clock_of, passed_over
 from ps.errors import CheckpointError
 from tfos.errors import SettingsError
 from tfos.files.checkpoint_storage import Storages
+from tfos.files.paths import user_location
 
 _MODEL = re.compile(r"model-(\d{5})\.keras")
 _SERVERS = re.compile(r"servers-(\d{5})")
@@ -211,7 +210,7 @@ def write_model(path: str, content: bytes) -> None:
         SettingsError: the path is refused.
         OSError: the file system failed.
     """
-    place = str(_location(path))
+    place = str(user_location(path, "the model"))
     filesystem_for(place).write(place, content)
 
 
@@ -225,7 +224,7 @@ def read_model(path: str) -> bytes:
         SettingsError: the path is refused, or it is missing or a directory.
         OSError: the file system failed.
     """
-    place = _location(path)
+    place = user_location(path, "the model")
     try:
         with filesystem_for(str(place)).open(str(place)) as file:
             return bytes(file.read_range(0, file.size_bytes))
@@ -250,7 +249,7 @@ def fit_file(model_dir: str, number: int) -> str:
 
 def _numbers(model_dir: str, *kinds: re.Pattern[str]) -> list[list[int]]:
     """Return the numbers of each kind of name."""
-    place = str(_location(model_dir))
+    place = str(user_location(model_dir, "the model"))
     try:
         names = [each.name for each in filesystem_for(place).entries(place)]
     except FileNotFoundError:
@@ -263,11 +262,4 @@ def _record(model_dir: str, number: int) -> str:
 
 
 def _child(directory: str, name: str) -> str:
-    return str(_location(directory).child(name))
-
-
-def _location(path: str) -> Location:
-    try:
-        return parse(path)
-    except PathError as error:
-        raise SettingsError(f"no model can be at {path!r}: {error}") from error
+    return str(user_location(directory, "the model").child(name))

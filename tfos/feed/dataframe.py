@@ -23,7 +23,7 @@ from feeding.sender.task import FeedReport, FeedTask
 from tfos.errors import SettingsError
 from tfos.feed import dataframe_columns
 from tfos.feed.request import FeedRequest
-from tfos.feed.task_process import lasting_imports
+from tfos.feed.task_process import lasting_imports, partition_id
 from tfos.spark.jobs import Waves, collect_in_order
 
 REPORT = "report"
@@ -43,13 +43,9 @@ class ArrowTask:
             FeedError: as from the task.
         """
         import pyarrow as pa
-        from pyspark import TaskContext
 
-        context = TaskContext.get()
-        if context is None:
-            raise RuntimeError("an ArrowTask runs in a Spark task")
         with lasting_imports():
-            for report in self.task(context.partitionId(), batches):
+            for report in self.task(partition_id(), batches):
                 data = pa.array([msgspec.msgpack.encode(report)], pa.binary())
                 yield pa.record_batch([data], names=[REPORT])
 

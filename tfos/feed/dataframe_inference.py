@@ -17,7 +17,7 @@ from feeding.sender.task import InferenceTask
 from tfos.errors import SettingsError
 from tfos.feed.dataframe import check_classic, fed_columns, with_plain_names
 from tfos.feed.request import FeedRequest
-from tfos.feed.task_process import lasting_imports
+from tfos.feed.task_process import lasting_imports, partition_id
 
 _DEFAULT = ("prediction", "array<float>")
 _PLAIN = {
@@ -178,7 +178,7 @@ def _by_udf(frame: Any, positions: Sequence[int], results: Any, task: ResultTask
 
     # Not deterministic: otherwise Spark may compute the same results more than once.
     answers = arrow_udf()(answer, returnType=results).asNondeterministic()(*sent)
-    name = _free_name("answers", plain.columns)
+    name = _free_name(plain.columns)
     given = [col(old).alias(new) for old, new in zip(plain.columns, frame.columns, strict=True)]
     beside = [col(name)[field.name].alias(field.name) for field in results.fields]
     return plain.select("*", answers.alias(name)).select(*given, *beside)
@@ -205,16 +205,8 @@ def arrow_udf() -> Any:
     return getattr(functions, "arrow_udf", None)
 
 
-def partition_id() -> int:
-    """Return the number of the task's partition; 0 outside of a task."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
-
-
-def _free_name(name: str, taken: Sequence[str]) -> str:
-    lower = {each.lower() for each in taken}
+def _free_name(taken: Sequence[str]) -> str:
+    name, lower = "answers", {each.lower() for each in taken}
     while name in lower:
         name += "_"
     return name

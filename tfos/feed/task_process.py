@@ -1,6 +1,6 @@
 """Task process: Spark's Python process, which collects garbage after each task.
 
-Covers: exempting what tasks of feeds have imported from these collections.
+Covers: the task's partition; exempting what stays there, as imports do, from these collections.
 Does not: collect while a task runs.
 Runs in: Spark's tasks.
 
@@ -20,17 +20,28 @@ from collections.abc import Iterator
 def lasting_imports() -> Iterator[None]:
     """Run a task of a feed; objects there at the end of the first successful one stay for ever."""
     yield
+    _exempt_once()
+
+
+def exempt_objects() -> None:
+    """Exempt the objects that there are now; in another process than a Spark task's nothing."""
     if _is_spark_task():
-        _leave_to_collector()
+        gc.collect()
+        gc.freeze()
+
+
+_exempt_once = functools.cache(exempt_objects)
+
+
+def partition_id() -> int:
+    """Return the number of the task's partition; 0 outside of a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
 
 
 def _is_spark_task() -> bool:
     from pyspark import TaskContext
 
     return TaskContext.get() is not None
-
-
-@functools.cache
-def _leave_to_collector() -> None:
-    gc.collect()
-    gc.freeze()

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import keras
 
 from feeding.errors import PathError
-from feeding.filesystem.location import LOCAL, Location, parse
+from feeding.filesystem.location import LOCAL, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import staging_name
 from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
-from tfos.files.paths import refuse_container
+from tfos.files.paths import refuse_container, user_location
 from tfos.keras.built import has_built_layers
 
 
@@ -75,7 +75,7 @@ def export(
         OSError: the disk or the file system failed.
     """
     check_exportable(model)
-    target = _location(ctx.absolute_path(os.fspath(path)))
+    target = user_location(ctx.absolute_path(os.fspath(path)), "the model")
     if not (model.built or _is_file(target.name)):
         raise SettingsError(
             f"a SavedModel at {target} would be the call of {type(model).__name__}, but only its "
@@ -136,17 +136,11 @@ def load_model(
     """
     # By name: the layer is a package above this one. A file that names it needs its class.
     importlib.import_module("tfos.keras.embedding.layer")
-    with transfer.on_disk(_location(os.fspath(path)), "model.keras") as local:
+    place = user_location(os.fspath(path), "the model")
+    with transfer.on_disk(place, "model.keras") as local:
         return keras.models.load_model(
             local, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
         )
-
-
-def _location(path: str) -> Location:
-    try:
-        return parse(path)
-    except PathError as error:
-        raise SettingsError(str(error)) from error
 
 
 def _is_file(name: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import SettingsError, UnsupportedError
+from tfos.errors import SettingsError
 from tfos.many.items import check_names, digest_of, shown_name
 from tfos.many.row_digest import rows_digest
 
@@ -49,19 +49,9 @@ def is_grouped(given: Any) -> bool:
     return kind.__module__.startswith("pyspark.sql") and kind.__name__ == "GroupedData"
 
 
-def context_of(given: Any) -> Any:
-    """Return the SparkContext of a grouped DataFrame.
-
-    Raises:
-        UnsupportedError: it belongs to a Spark Connect session.
-    """
-    if type(given).__module__.startswith("pyspark.sql.connect"):
-        raise UnsupportedError(
-            "map_train needs a classic SparkSession; this DataFrame is of Spark Connect "
-            "(spark.api.mode=connect or SPARK_REMOTE). Leave these out, and make the session "
-            "without remote()"
-        )
-    return given.session.sparkContext
+def session_of(given: Any) -> Any:
+    """Return the session of a grouped DataFrame, classic or of Spark Connect."""
+    return given._df.sparkSession
 
 
 def group(given: Any, num_slots: int, *, with_digests: bool) -> GroupedItems:

@@ -86,7 +86,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
     """
     _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
     timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
-    given = groups.context_of(items) if groups.is_grouped(items) else sc or active_context()
+    given = groups.session_of(items) if groups.is_grouped(items) else sc or active_context()
     context, wait_s = classic_context(given), check_timeout("slot_wait_s", slot_wait_s)
     facts = read_facts(context)
     _check_spark(facts)

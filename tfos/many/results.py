@@ -100,7 +100,7 @@ class ResultsDirectory:
             items_digest=items_digest,
         )
         try:
-            found = self._put_mark(self.mark_path, mark)
+            found = self._put_mark(mark)
         except OSError as error:
             raise SettingsError(
                 f"results_dir={self.path} takes no results: {error}. Pass a directory in which "
@@ -180,22 +180,22 @@ class ResultsDirectory:
                 line += file.read_range(len(line), _HEAD_BYTES)
         return _decoded_head(path, line.partition(b"\n")[0])
 
-    def _put_mark(self, path: str, mark: RunMark) -> RunMark:
+    def _put_mark(self, mark: RunMark) -> RunMark:
         """Write the mark; return the mark that is then there, which may be an earlier run's."""
         try:
-            self._fs.write(path, msgspec.json.encode(mark), overwrite=False)
+            self._fs.write(self.mark_path, msgspec.json.encode(mark), overwrite=False)
         except FileExistsError:
-            return self._read_mark(path)
+            return self._read_mark()
         return mark
 
-    def _read_mark(self, path: str) -> RunMark:
-        with self._fs.open(path) as file:
+    def _read_mark(self) -> RunMark:
+        with self._fs.open(self.mark_path) as file:
             data = file.read_range(0, file.size_bytes)
         try:
             return msgspec.json.decode(data, type=RunMark)
         except msgspec.MsgspecError as error:
             raise SettingsError(
-                f"{path} is no mark of map_train ({error}); pass another results_dir"
+                f"{self.mark_path} is no mark of map_train ({error}); pass another results_dir"
             ) from error
 
 

@@ -21,10 +21,10 @@ from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import check_classic
 from tfos.feed.dataframe_inference import (
     arrow_udf,
-    partition_id,
     result_columns,
     with_results,
 )
+from tfos.feed.task_process import partition_id
 from tfos.files.paths import input_path
 from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import (

@@ -27,6 +27,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.feed.task_process import exempt_objects
 from tfos.files.transfer import on_disk
 from tfos.predict.saved_arguments import order_of_arguments, ragged_arguments
 from tfos.predict.signature import ModelSignature, ModelSource, ModelTensors, TensorInfo
@@ -93,7 +94,7 @@ def _keep(source: ModelSource, model: LoadedModel) -> None:
         while len(_loaded) > KEPT:
             del _loaded[next(iter(_loaded))]
         gc.unfreeze()  # a model is full of cycles: if frozen, it would never be freed
-        _leave_to_collector()
+        exempt_objects()
 
 
 def _key(source: ModelSource, digest: str) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def _read(source: ModelSource) -> LoadedModel:
             return kept
         _limit_to_task()
         model = read(digest)
-    _leave_to_collector()
+    exempt_objects()
     return model
 
 
@@ -129,7 +130,7 @@ def _find(
             name = "model" + (_KERAS if place.name.endswith(_KERAS) else "")
             local = files.enter_context(on_disk(place, name))
         except PathError as error:
-            raise SettingsError(f"no model can be at {source.path!r}: {error}") from error
+            raise SettingsError(f"the model: {error}") from error  # it may have a password
         except FileNotFoundError as error:
             raise _no_model(source, error) from error
     try:
@@ -436,12 +437,3 @@ def _seeing(gpus: Sequence[str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _leave_to_collector() -> None:
-    """Exclude TensorFlow's objects from the garbage collection that Spark runs after each task."""
-    from pyspark import TaskContext
-
-    if TaskContext.get() is not None:
-        gc.collect()
-        gc.freeze()

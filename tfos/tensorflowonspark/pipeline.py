@@ -30,7 +30,7 @@ from tfos.errors import SettingsError, UnsupportedError
 from tfos.estimators.functions import function_of, reference_to
 from tfos.feed import dataframe_columns
 from tfos.feed.dataframe import chosen, with_plain_names
-from tfos.feed.dataframe_inference import partition_id
+from tfos.feed.task_process import partition_id
 from tfos.predict.column import check_kinds, read_signature
 from tfos.predict.predictor import OutputColumn, predictor_of
 from tfos.predict.signature import DEFAULT_SIGNATURE, DEFAULT_TAGS, ModelSource

@@ -1,30 +1,34 @@
 """Ticket of a driver: what lets its user's other processes look at its job, save and stop it.
 
 Covers: what is in it; its directory, of the user's login; a second one, in the user's cache, for
-clusters that train or answer a DStream: another host with the same home may stop the stream.
-Does not: write and read files (tfos.watch.ticket_files), ask the driver (tfos.watch.operator).
+clusters that train or answer a DStream: another host with the same home may stop the stream;
+removing those of drivers that have ended.
+Does not: ask the driver (tfos.watch.operator).
 Runs in: the driver, which writes it; a command of the user, which reads it.      Threads: any.
 
-The key proves one right: to ask as the operator, or to end the streams.
+The key proves one right: to ask as the operator, or to end the streams. A file has mode 0600, its
+directory belongs to the user alone, and both are checked when it is read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
-from rpc.jit.cache_directory import real_path, user_cache, why_unsafe
+import msgspec
+
+from rpc.jit.cache_directory import made_private, real_path, user_cache, why_unsafe
 from rpc.process_id import ProcessId
 from tfos.errors import SettingsError
-from tfos.watch import ticket_files
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 LOGINS = "/run/user"
 """Where systemd makes the runtime directories of logins, by user id."""
 _IN_CACHE = Path("tfos", "drivers")
 _SUFFIX = ".ticket"
-_PATTERN = f"*{_SUFFIX}"
+_MOST_BYTES = 64 << 10
 
 
 class DriverTicket(ProcessId, frozen=True, kw_only=True):
@@ -47,7 +51,7 @@ class DriverTicket(ProcessId, frozen=True, kw_only=True):
 
 
 def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
-    """Write a ticket and return its file.
+    """Write a ticket, instead of one of the same cluster; return its path without links.
 
     Args:
         ticket: ticket of this process.
@@ -57,10 +61,16 @@ def write(ticket: DriverTicket, directory: Path | None = None) -> Path:
         SettingsError: this user has no directory of its own.
         OSError: the directory cannot be made, or is not the user's alone.
     """
-    path = (directory or directory_of_tickets()) / f"{ticket.cluster_id}{_SUFFIX}"
+    directory = directory or directory_of_tickets()
     with contextlib.suppress(SettingsError):  # an unsafe directory stays as it is
-        ticket_files.read(path.parent, _PATTERN, DriverTicket)  # removes those of killed drivers
-    return ticket_files.write(path, ticket)
+        _read_in(directory)  # removes those of killed drivers
+    path = made_private(directory) / f"{ticket.cluster_id}{_SUFFIX}"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(handle, "wb") as file:
+        file.write(msgspec.msgpack.encode(ticket))
+    return path
 
 
 def read_all() -> list[DriverTicket]:
@@ -72,10 +82,10 @@ def read_all() -> list[DriverTicket]:
         SettingsError: this user has no directory of its own, or others can change the first one.
     """
     first, *others = directories_of_tickets()
-    found = ticket_files.read(first, _PATTERN, DriverTicket)
+    found = _read_in(first)
     for other in others:
         with contextlib.suppress(SettingsError, OSError):  # unsafe files there are no loss
-            found += ticket_files.read(other, _PATTERN, DriverTicket)
+            found += _read_in(other)
     return sorted(found, key=lambda each: each.started_at)
 
 
@@ -87,7 +97,7 @@ def read_streams(port: int) -> list[DriverTicket]:
     Raises:
         SettingsError: this user has no directory of its own, or others can change it.
     """
-    found = ticket_files.read(directory_of_streams(), _PATTERN, DriverTicket, with_others=True)
+    found = _read_in(directory_of_streams(), with_others=True)
     return [each for each in found if each.address.rpartition(":")[2] == str(port)]
 
 
@@ -137,3 +147,48 @@ def directory_of_tickets() -> Path:
             "directory of its own, mode 0700"
         )
     return cache / _IN_CACHE
+
+
+def _read_in(directory: Path, *, with_others: bool = False) -> list[DriverTicket]:
+    """Return the tickets of running drivers; those of drivers that have ended are removed.
+
+    Args:
+        directory: directory of the tickets.
+        with_others: also those of other hosts or containers, after this host's: a shared home has
+            them, and whether they have ended cannot be told.
+
+    Raises:
+        SettingsError: others can change the directory.
+    """
+    directory = real_path(directory)
+    if not directory.exists():
+        return []
+    if reason := why_unsafe(directory):
+        raise SettingsError(f"{directory} is not read: {reason}")
+    mine: list[DriverTicket] = []
+    others: list[DriverTicket] = []
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        ticket = _read(path)
+        if ticket is None:
+            continue
+        has_ended = ticket.has_ended()
+        if has_ended:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        else:
+            (mine if has_ended is False else others).append(ticket)
+    return [*mine, *others] if with_others else mine
+
+
+def _read(path: Path) -> DriverTicket | None:
+    """Return what a file holds; None unless it is a ticket that this user alone could write."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            if not is_ours or status.st_mode & 0o077:
+                return None
+            body = file.read(_MOST_BYTES)
+        return msgspec.msgpack.decode(body, type=DriverTicket)
+    except (OSError, msgspec.MsgspecError):
+        return None

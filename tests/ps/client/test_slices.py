@@ -160,6 +160,16 @@ def test_many_differences_are_cut_short():
     assert sentences[-1] == "and 92 more"
 
 
+def test_differences_of_groups_come_in_the_order_of_their_names_in_every_process():
+    def of(dtype: DType) -> Manifest:
+        return Manifest(groups=tuple(GroupSpec(f"g{n}", dtype, SGD(), ()) for n in range(9)))
+
+    sentences = manifest_differences(of("float32"), of("float64"))
+    assert [each.split("'")[1] for each in sentences[:MAX_SHOWN]] == [
+        f"g{n}" for n in range(MAX_SHOWN)
+    ]
+
+
 def test_another_order_of_the_same_parameters_is_a_difference():
     params = (ParamSpec("a", (1,)), ParamSpec("b", (1,)))
     one = Manifest(groups=(GroupSpec("g", "float32", SGD(), params),))

@@ -813,7 +813,7 @@ def test_a_server_ends_after_it_has_answered_the_stop_request():
         peer = Identity(Role.DRIVER, 0)
         meta = messages.encode(messages.StopServer("enough"))
 
-        def reply(self, meta: bytes) -> None:
+        def reply(self, meta: bytes, buffers: object) -> None:
             may_end.append(service.life.stopping.is_set())
 
     service.handle(cast("Call", StopCall()))

@@ -478,10 +478,11 @@ def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
         (tmp_path, "no SavedModel with tags 'serve', no .keras file and no export is at"),
         (tmp_path / "none.keras", "no .keras file and no export is at"),
         (tmp_path / "damaged.keras", "no .keras file and no export is at"),
-        ("hdfs://a@b/x", "no model can be at 'hdfs://a@b/x'"),
+        ("hdfs://a:word@b/x", "the model: a URL with a user or a password is refused"),
     ):
-        with pytest.raises(SettingsError, match=text):
+        with pytest.raises(SettingsError, match=text) as found:
             loading.read_signature(ModelSource(path=str(path)))
+        assert "a:word" not in str(found.value)
     path = save(mlp(), tmp_path / "m")
     with pytest.raises(SettingsError, match=r"has no signature 'other', only \['serv"):
         loading.read_signature(ModelSource(path=path, name="other"))

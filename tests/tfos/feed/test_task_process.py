@@ -15,9 +15,9 @@ def calls(monkeypatch):
     made: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: made.append("freeze"))
     monkeypatch.setattr(gc, "collect", lambda: made.append("collect"))
-    task_process._leave_to_collector.cache_clear()
+    task_process._exempt_once.cache_clear()
     yield made
-    task_process._leave_to_collector.cache_clear()
+    task_process._exempt_once.cache_clear()
 
 
 def test_the_first_task_that_succeeds_leaves_its_objects_to_no_later_collection(calls, monkeypatch):

@@ -178,13 +178,10 @@ class ClusterOrders(ClusterView):
         order = messages.StopTraining(reason)
         return [*self.end_streams(reason), *(Send(each.node, order) for each in self.training())]
 
-    def stop_evaluating(self, reason: str) -> list[Action]:
-        """Ask the evaluator to evaluate what is saved, and nothing after it.
-
-        Args:
-            reason: text for its log.
-        """
-        return [Send(each.node, messages.StopTraining(reason)) for each in self.evaluating()]
+    def stop_evaluating(self) -> list[Action]:
+        """Ask the evaluator to evaluate what is saved, and nothing after it."""
+        order = messages.StopTraining("the training is over")
+        return [Send(each.node, order) for each in self.evaluating()]
 
     def missed_by_worker(self, member: Member) -> tuple[messages.Joining, list[messages.Order]]:
         """Return where a worker begins that joins now, and the orders that it has missed.

@@ -254,12 +254,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.data.join(states, place)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Wait for the epoch's first batch, or for the end of the feed.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's, unused.
-        """
+        """Wait for the epoch's first batch, or for the end of the feed."""
         self._validation.epoch = epoch
         if self.is_stopped:  # by the others, which begin no further epoch
             self.model.stop_training = True
@@ -300,12 +295,7 @@ class BeforeCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.measured_on = self._trainer.client.heard_generations
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Take steps 1 to 3 of the module's list.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's metrics of the epoch.
-        """
+        """Take steps 1 to 3 of the module's list."""
         trainer = self._trainer
         trainer.attach_without_batch()
         trainer.drain()
@@ -462,12 +452,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._has_run = self._has_overruled = False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Let only the chief's callbacks end an epoch early: a worker that stops there is ahead.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: Keras's, unused.
-        """
+        """Let only the chief's callbacks end an epoch early: a worker that stops there is ahead."""
         if self._trainer.ctx.is_chief or not self.model.stop_training:
             return
         self.model.stop_training = False
@@ -482,12 +467,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Take step 5 of the module's list.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's metrics of the epoch.
-        """
+        """Take step 5 of the module's list."""
         trainer = self._trainer
         self._has_run = True
         trainer.workers.join()

@@ -65,21 +65,11 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
             self._ctx.epochs.fit_reads(self._reading())
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Note that the epoch's first batch has arrived.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's, unused.
-        """
+        """Note that the epoch's first batch has arrived."""
         self._began_s = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Report the epoch, and save it if it is the best; the others wait for the chief.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: metrics of all workers, and what callbacks have added.
-        """
+        """Report the epoch, and save it if it is the best; the others wait for the chief."""
         if not self._ctx.is_chief:
             return
         self._ctx.epochs.ended(
@@ -139,31 +129,16 @@ class LoneEpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Kera
         self._fit = next(_fits) if is_lone(self.model) else 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Begin to count.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's, unused.
-        """
+        """Begin to count."""
         self._steps = 0
         self._began_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Count a step, or with `steps_per_execution` several.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: Keras's metrics so far.
-        """
+        """Count a step, or with `steps_per_execution` several."""
         self._steps = steps_until(batch, self.params)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Report the epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's metrics of the epoch.
-        """
+        """Report the epoch."""
         if self._fit and self._ctx.is_chief:
             self._ctx.epochs.ended(
                 EpochTrained(

@@ -46,32 +46,17 @@ class ProgressReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._report(None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Note the epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's, unused.
-        """
+        """Note the epoch."""
         self._epoch = epoch + 1
         self._steps_before = self._steps
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Report a step, or with `steps_per_execution` several.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: Keras's metrics so far.
-        """
+        """Report a step, or with `steps_per_execution` several."""
         self._steps = self._steps_before + steps_until(batch, self.params)
         self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Report the epoch's own loss.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's metrics of the epoch.
-        """
+        """Report the epoch's own loss."""
         self._report(logs)
 
     @property
@@ -111,11 +96,6 @@ class EpochProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # 
     """Forgets the number of steps of the previous epoch, which Keras would show for this one."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin an epoch of unknown length.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            logs: Keras's, unused.
-        """
+        """Begin an epoch of unknown length."""
         self.target = None
         super().on_epoch_begin(epoch, logs)

@@ -70,10 +70,10 @@ class Child:
         self._suspended_since_s = self._suspended_since_s or now_s
         return now_s - self._suspended_since_s
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Signal this process, and never another one that got its pid."""
+    def kill(self) -> None:
+        """Kill this process, and never another one that got its pid."""
         with contextlib.suppress(ProcessLookupError):
-            pidfd_send_signal(self.pidfd, number)
+            pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Release the descriptors of an ended child."""

@@ -391,7 +391,7 @@ class Supervisor:
     def _kill_child(self, reason: str = "") -> None:
         if self._child is not None:
             self._kill_reason = reason
-            self._child.send_signal(signal.SIGKILL)
+            self._child.kill()
 
     def _on_child_exit(self) -> None:
         child = self._child

@@ -1049,7 +1049,7 @@ def test_nobody_waits_for_an_evaluator_and_servers_do_not_hear_of_it():
         done = state.on_event(node_id(name), messages.Done(), NOW)
         assert _orders(done, messages.WorkerDone) == {"ps:0"}
     assert not state.training()
-    assert _orders(state.stop_evaluating("over"), messages.StopTraining) == {"evaluator:0"}
+    assert _orders(state.stop_evaluating(), messages.StopTraining) == {"evaluator:0"}
 
 
 def test_an_evaluator_that_fails_before_the_cluster_runs_is_shown_as_any_other():

@@ -121,7 +121,7 @@ def test_a_stop_ends_a_node_whose_process_has_raised_and_outlives_sigkill(monkey
     node._loop.set_timer("test is stuck", WAIT_S, node._loop.stop)
     node._end_reason, node._rows_fd = None, -1
     node._raised = Raised("ValueError", "the cause", "Traceback")
-    node._child = SimpleNamespace(exit=None, send_signal=lambda number: None)
+    node._child = SimpleNamespace(exit=None, kill=lambda: None)
     base = NodeFailure(NodeId("worker", 0), "h", 7)
     node._failure = lambda *_: base
     told: list[Any] = []
