@@ -172,7 +172,7 @@ class Authenticator:
         if len(self._unauthenticated) >= self._max_handshakes:
             self._evict_oldest(None)
         handshake = self._new_handshake(stream)
-        [(descriptor, _)] = stream.interest(read=True, write=False)
+        descriptor, _ = stream.interest(read=True, write=False)
         deadline_s = time.monotonic() + self._limits.handshake_timeout_s
         pending = _Unauthenticated(stream, handshake, deadline_s, peer, descriptor)
         self._unauthenticated[descriptor] = pending
