@@ -102,7 +102,8 @@ class TlsStream(RecordStream):
             except ssl.SSLWantReadError:
                 self._flush()
             except ssl.SSLError as error:
-                self._flush_alert()
+                with contextlib.suppress(TransportError):  # it is refused anyway
+                    self._flush()
                 raise AuthError(_reason(error)) from error
             else:
                 self._flush()
@@ -216,10 +217,6 @@ class TlsStream(RecordStream):
             raise TransportError(
                 f"{self.peer_address} has a receive buffer too small for a handshake"
             )
-
-    def _flush_alert(self) -> None:
-        with contextlib.suppress(TransportError):  # it is refused anyway
-            self._flush()
 
 
 class TlsAcceptor:
