@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from feeding.columnar.builder import Collector
-from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
+from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta, data_items
 from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
@@ -170,15 +170,16 @@ class Packer:
     def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
         schema = Schema(tuple(out.specs), layout)
         self._check(schema)
+        columns = tuple(out.columns)
         meta = msgspec.structs.replace(
             self._base,
             first_row=self._row,
             num_rows=num_rows,
             schema=schema,
             stored=tuple(out.stored),
-            data_items=tuple(out.data_items),
+            data_items=data_items(columns),
         )
-        return Chunk(meta, tuple(out.columns))
+        return Chunk(meta, columns)
 
     def _check(self, schema: Schema) -> None:
         if schema == self._checked:
