@@ -95,6 +95,15 @@ class Packer:
             meta = msgspec.structs.replace(pending.meta, last_in_partition=True)
             yield Chunk(meta, pending.columns)
 
+    def pack_rows(self, rows: Sequence[Any]) -> Iterator[Chunk]:
+        """Yield chunks of at most `chunk_rows` rows and about `chunk_bytes` that hold these rows.
+
+        Raises:
+            RowError: a row fits no column.
+        """
+        for start in range(0, len(rows), self._config.chunk_rows):
+            yield from self._split(list(rows[start : start + self._config.chunk_rows]))
+
     def skip(self, rows: Iterator[Any]) -> int:
         """Read rows to their end and return how many they are."""
         return sum(1 for _ in rows)

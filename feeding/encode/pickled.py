@@ -131,7 +131,7 @@ class PickledPacker(Packer):
                 parts = []
             if found is None:
                 template = None
-                yield from self._ordinary(others)
+                yield from self.pack_rows(others)
                 continue
             template, matrix = found
             most = self._most_rows(template)
@@ -170,10 +170,6 @@ class PickledPacker(Packer):
         num_rows = sum(map(len, parts))
         num_bytes = num_rows * template.row_bytes
         return num_rows >= self._config.chunk_rows or num_bytes >= self._config.chunk_bytes
-
-    def _ordinary(self, rows: list[Any]) -> Iterator[Chunk]:
-        for at in range(0, len(rows), self._config.chunk_rows):
-            yield from self._split(rows[at : at + self._config.chunk_rows])
 
     def _join(self, parts: list[Array], template: _Template | None) -> Chunk:
         """Make a chunk of rows of one template."""
