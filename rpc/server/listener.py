@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenerStats:
-    """Totals since `start`; bytes include frame headers."""
+    """Totals since `start`."""
 
     open_connections: int
     """Authenticated connections now."""
@@ -49,11 +49,8 @@ class ListenerStats:
     accepted: int
     refused: int
     """Connections closed before they were served: no, wrong or late proof, or over a cap."""
-    calls: int
     errors: int
     """Calls that a handler failed, and connections closed for broken frames or slowness."""
-    bytes_sent: int
-    bytes_received: int
 
 
 class Listener:
@@ -103,7 +100,7 @@ class Listener:
         self._closed = False
         make_room(limits.max_connections)
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
-        self._closed_totals = _Totals()
+        self._closed_errors = 0
 
     def __enter__(self) -> Listener:
         return self
@@ -184,9 +181,7 @@ class Listener:
     def stats(self) -> ListenerStats:
         """Return a snapshot."""
         with self._lock:
-            totals = replace(self._closed_totals)
-            for connection in self._served:
-                totals.add(connection)
+            errors = self._closed_errors + sum(each.errors for each in self._served)
             num_served = len(self._served)
         authenticator = self._authenticator
         return ListenerStats(
@@ -194,10 +189,7 @@ class Listener:
             open_handshakes=authenticator.num_unauthenticated if authenticator else 0,
             accepted=authenticator.accepted if authenticator else 0,
             refused=authenticator.refused if authenticator else 0,
-            calls=totals.calls,
-            errors=totals.errors,
-            bytes_sent=totals.sent,
-            bytes_received=totals.received,
+            errors=errors,
         )
 
     def finish_calls(self, timeout_s: float) -> bool:
@@ -280,7 +272,7 @@ class Listener:
             connection.serve()
         finally:
             with self._lock:
-                self._closed_totals.add(connection)
+                self._closed_errors += connection.errors
                 del self._served[connection]
             _report(self._on_disconnect, connection.peer)
 
@@ -296,17 +288,3 @@ def _report(callback: Callable[[Identity], None] | None, peer: Identity) -> None
         callback(peer)
     except Exception:  # noqa: BLE001 - a callback's failure must not end this thread early
         _log.exception("on_connect or on_disconnect failed for %s", peer)
-
-
-@dataclass(slots=True)
-class _Totals:
-    calls: int = 0
-    errors: int = 0
-    sent: int = 0
-    received: int = 0
-
-    def add(self, connection: ServedConnection) -> None:
-        self.calls += connection.calls
-        self.errors += connection.errors
-        self.sent += connection.bytes_sent
-        self.received += connection.bytes_received
