@@ -109,13 +109,15 @@ def joined_offsets(parts: Sequence[Order]) -> Order:
     return np.concatenate([np.zeros(1, np.int64), *ends])
 
 
-def row_of(offsets: Order, item: int) -> int:
+def row_of(offsets: Order | None, item: int) -> int:
     """Return the row that an item is in; empty rows have none.
 
     Args:
-        offsets: int64[n + 1], of the rows, in items.
+        offsets: int64[n + 1], of the rows, in items; None: each row is one.
         item: its place among all items.
     """
+    if offsets is None:
+        return item
     return int(np.searchsorted(offsets, item, "right")) - 1
 
 
