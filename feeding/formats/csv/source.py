@@ -210,9 +210,7 @@ class CsvSource(LineSource):
     def _no_rows(self) -> Columns:
         return tuple(reader(_empty(reader)) for reader in self._readers)
 
-    def _table(
-        self, data: bytes, names: list[str], convert: pa_csv.ConvertOptions | None
-    ) -> pa.Table:
+    def _table(self, data: bytes, names: list[str], convert: pa_csv.ConvertOptions) -> pa.Table:
         try:
             return pa_csv.read_csv(
                 pa.BufferReader(data),
