@@ -71,7 +71,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def offsets_of(values: Values) -> Array:
+def offsets_of(values: Values | Array) -> Array:
     """Return the offsets of n values in their concatenation: int64[n + 1]."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
