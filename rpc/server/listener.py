@@ -29,7 +29,7 @@ from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcce
 from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import options_for
 from rpc.transport.stream import Stream
-from rpc.transport.tls_stream import TlsAcceptor, TlsStream
+from rpc.transport.tls_stream import TlsStream
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
@@ -128,7 +128,7 @@ class Listener:
                 "or 127.0.0.1 for peers on this host alone"
             )
         acceptor = TcpAcceptor(host, port, self._limits)
-        self._acceptors.append(self._guarded(acceptor))
+        self._acceptors.append(acceptor)
         self._host = told
         self._port = acceptor.port
 
@@ -147,8 +147,7 @@ class Listener:
             unix: listening on a path; the process that bound it removes the path.
         """
         self._check_can_bind()
-        over_tcp, local = (SocketAcceptor(each, self._limits) for each in (tcp, unix))
-        self._acceptors += [self._guarded(over_tcp), local]
+        self._acceptors += [SocketAcceptor(each, self._limits) for each in (tcp, unix)]
         self._host, self._port = tcp.getsockname()[:2]
         self._unix_path = unix.getsockname()
 
@@ -167,7 +166,7 @@ class Listener:
             )
         self._authenticator = Authenticator(
             self._acceptors,
-            self._new_handshake,
+            self._begin,
             self._admit,
             self._limits,
         )
@@ -232,20 +231,15 @@ class Listener:
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s
                 )
 
-    def _guarded(self, acceptor: Acceptor) -> Acceptor:
-        """Put TLS in front of a network acceptor if the credentials have TLS files."""
-        credentials = self._credentials
-        if credentials.tls is None:
-            return acceptor
-        return TlsAcceptor(acceptor, credentials.tls, credentials.cluster_id)
-
-    def _new_handshake(self, stream: Stream) -> ServerHandshake:
+    def _begin(self, stream: Stream) -> tuple[Stream, ServerHandshake]:
+        """Put TLS on a stream of TCP if the credentials have TLS files; begin its handshake."""
+        credentials, check_peer = self._credentials, None
+        if credentials.tls is not None and stream.transport == "tcp":
+            stream = TlsStream(stream, credentials.tls, credentials.cluster_id, server_side=True)
+            check_peer = stream.check_peer
         options = options_for(stream.transport, self._limits)
-        return ServerHandshake(
-            self._identity,
-            self._credentials,
-            options=options,
-            check_peer=stream.check_peer if isinstance(stream, TlsStream) else None,
+        return stream, ServerHandshake(
+            self._identity, credentials, options=options, check_peer=check_peer
         )
 
     def _admit(self, stream: Stream, session: Session) -> str:
