@@ -25,7 +25,7 @@ from rpc.server.authenticator import Authenticator
 from rpc.server.connection import Handler, ServedConnection
 from rpc.server.request import Call
 from rpc.transport.inproc import InprocAcceptor
-from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
+from rpc.transport.listen import Acceptor, SocketAcceptor, UnixAcceptor, bound_tcp
 from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import options_for
 from rpc.transport.stream import Stream
@@ -127,10 +127,9 @@ class Listener:
                 "route to choose the one to announce to peers: name the address that peers reach, "
                 "or 127.0.0.1 for peers on this host alone"
             )
-        acceptor = TcpAcceptor(host, port, self._limits)
-        self._acceptors.append(acceptor)
-        self._host = told
-        self._port = acceptor.port
+        sock = bound_tcp(host, port, self._limits)
+        self._acceptors.append(SocketAcceptor(sock, self._limits))
+        self._host, self._port = told, sock.getsockname()[1]
 
     def bind_unix(self, directory: str | None = None) -> None:
         """Bind a Unix socket in a new private directory below `directory` or the temporary one."""
