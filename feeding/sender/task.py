@@ -19,7 +19,7 @@ from feeding.encode.packer import Packer
 from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import Span
 from feeding.sender.feeder import Feeder, FeedReport
-from feeding.sender.inference import InferenceFeeder, MakePacker
+from feeding.sender.inference import InferenceFeeder
 from feeding.sender.shuffle import Shuffle
 from feeding.sender.worker_link import FeedTarget
 from rpc.auth.handshake import Credentials
@@ -123,7 +123,7 @@ class InferenceTask:
     def feeder(
         self,
         partition: int,
-        make_packer: MakePacker = Packer,
+        make_packer: Callable[..., Packer] = Packer,
         held_bytes: Callable[[], int] = lambda: 0,
     ) -> InferenceFeeder:
         """Return the feeder of a partition, which is used once.

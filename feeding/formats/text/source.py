@@ -8,7 +8,7 @@ Threads: one reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
@@ -29,17 +29,8 @@ from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
 
 EVERY_LINE = RowLines()
-
-
-class Parser(Protocol):
-    """Parses lines of one file to columns."""
-
-    def __call__(self, block: LineBlock) -> Columns:
-        """Return the rows of a block.
-
-        Raises:
-            DataError: a line is malformed.
-        """
+Parser = Callable[[LineBlock], Columns]
+"""Returns the rows of a block of one file; raises DataError for a malformed line."""
 
 
 class RowFinder(Protocol):
