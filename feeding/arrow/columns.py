@@ -162,8 +162,11 @@ class ColumnReader:
             return array
         if self.fill is None:
             what = "null" if bounds is None else "null inside a list"
-            text = f"{what}; pass nulls={{{self.column.name!r}: value}} to replace it, or filter"
-            raise self._bad(row_of(bounds, first_null(array)), f"{text} such rows out")
+            raise self._bad(
+                row_of(bounds, first_null(array)),
+                f"{what}; pass nulls={{{self.column.name!r}: value}} to replace it, or filter such "
+                "rows out",
+            )
         if array.type.id == pa.lib.Type_DICTIONARY:
             array = array.dictionary_decode()
         return pc.fill_null(array, pa.scalar(self.fill, array.type))
