@@ -187,7 +187,7 @@ class LineSource:
             wanted.check(at)
 
     def _parsed(self, block: LineBlock, path: str, parse: Parser) -> Iterator[Columns]:
-        """Yield a block's rows; bisect the block to find bad lines. One of several rows is bad."""
+        """Yield a block's rows; bisect it to find bad lines; a line of several rows is bad, too."""
         try:
             columns = parse(block)
             if b"\r" in block.data and num_rows(columns) > self._lines.in_block(block):
