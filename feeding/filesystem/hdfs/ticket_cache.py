@@ -36,7 +36,15 @@ def newest_ticket(path: Path) -> KerberosTicket:
         ValueError: it is no ticket cache, or has no ticket.
     """
     with path.open("rb") as file:
-        data = file.read(_MAX_BYTES)
+        return newest_ticket_of(file.read(_MAX_BYTES))
+
+
+def newest_ticket_of(data: bytes) -> KerberosTicket:
+    """Return the same of a cache's content.
+
+    Raises:
+        ValueError: it is no ticket cache, or has no ticket.
+    """
     version = _VERSIONS.get(data[:2])
     if version is None:
         raise ValueError("it begins with neither 0503 nor 0504")

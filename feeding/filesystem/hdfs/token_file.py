@@ -36,7 +36,15 @@ def hdfs_tokens(path: Path) -> list[DelegationToken]:
         ValueError: it is no token file.
     """
     with path.open("rb") as file:
-        data = file.read(_MAX_BYTES)
+        return hdfs_tokens_of(file.read(_MAX_BYTES))
+
+
+def hdfs_tokens_of(data: bytes) -> list[DelegationToken]:
+    """Return the delegation tokens for HDFS in a file's content.
+
+    Raises:
+        ValueError: it is no token file.
+    """
     try:
         if data[:4] != _MAGIC:
             raise ValueError("it does not begin with HDTS")

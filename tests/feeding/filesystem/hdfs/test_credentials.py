@@ -22,8 +22,8 @@ from feeding.filesystem.hdfs.credentials import (
     unconfigured,
 )
 from feeding.filesystem.hdfs.hadoop_conf import NameNode
-from feeding.filesystem.hdfs.ticket_cache import KerberosTicket, newest_ticket
-from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens
+from feeding.filesystem.hdfs.ticket_cache import KerberosTicket, newest_ticket_of
+from feeding.filesystem.hdfs.token_file import DelegationToken, hdfs_tokens, hdfs_tokens_of
 from feeding.filesystem.registry import filesystem_for
 
 IDENTIFIER = bytes.fromhex(
@@ -105,13 +105,11 @@ def test_a_token_file_says_for_whom_and_until_when(tmp_path, content):
     assert hdfs_tokens(tmp_path / "tokens") == [token]
 
 
-def test_no_cut_of_a_token_file_is_taken_for_one(tmp_path):
-    path = tmp_path / "tokens"
+def test_no_cut_of_a_token_file_is_taken_for_one():
     for content in (WRITTEN, protobuf(b"127.0.0.1:13101")):
         for length in range(len(content) - 1):
-            path.write_bytes(content[:length])
             with pytest.raises(ValueError, match=r"cut short|HDTS"):
-                hdfs_tokens(path)
+                hdfs_tokens_of(content[:length])
 
 
 def test_a_name_in_the_path_becomes_the_address_that_the_token_has(tmp_path):
@@ -165,29 +163,24 @@ def test_the_next_step_without_a_token_file_is_a_ticket():
     assert all(word in said for word in ("kinit", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE"))
 
 
-def test_a_ticket_cache_says_whose_ticket_is_in_it_and_until_when(tmp_path):
-    def newest(content: bytes) -> KerberosTicket:
-        (tmp_path / "ticket").write_bytes(content)
-        return newest_ticket(tmp_path / "ticket")
-
+def test_a_ticket_cache_says_whose_ticket_is_in_it_and_until_when():
     granting, service = ticket(GRANTING, END_S), ticket(SERVICE, END_S + 9)
     note = ticket(NOTE, END_S + 99)
     expected = KerberosTicket("alice@TFOS.TEST", END_S)
-    assert newest(CACHE_HEAD + note + granting + service + note) == expected
-    assert newest(CACHE_HEAD + service).end_s == END_S + 9
+    assert newest_ticket_of(CACHE_HEAD + note + granting + service + note) == expected
+    assert newest_ticket_of(CACHE_HEAD + service).end_s == END_S + 9
     older = ticket(GRANTING, END_S, b"\0\x12\0\x12")
-    assert newest(b"\x05\x03" + ALICE + older) == expected
+    assert newest_ticket_of(b"\x05\x03" + ALICE + older) == expected
     for content, words in ((CACHE_HEAD + note, "it has no ticket"), (b"HDTS", "neither 0503 nor")):
         with pytest.raises(ValueError, match=words):
-            newest(content)
+            newest_ticket_of(content)
 
 
-def test_no_cut_of_a_ticket_cache_is_taken_for_one(tmp_path):
-    path, whole = tmp_path / "ticket", CACHE_HEAD + ticket(GRANTING, END_S)
+def test_no_cut_of_a_ticket_cache_is_taken_for_one():
+    whole = CACHE_HEAD + ticket(GRANTING, END_S)
     for length in range(len(whole)):
-        path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"cut short|neither|no ticket"):
-            newest_ticket(path)
+            newest_ticket_of(whole[:length])
 
 
 @pytest.mark.fault("F62")
