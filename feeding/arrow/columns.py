@@ -161,11 +161,12 @@ class ColumnReader:
         if not array.null_count:
             return array
         if self.fill is None:
-            row = first_null(array)
-            if bounds is None:
-                raise self._bad(row, f"null; {_pass_nulls(self.column.name)}")
-            row = row_of(bounds, row)
-            raise self._bad(row, f"null inside a list; {_pass_nulls(self.column.name)}")
+            what = "null" if bounds is None else "null inside a list"
+            raise self._bad(
+                row_of(bounds, first_null(array)),
+                f"{what}; pass nulls={{{self.column.name!r}: value}} to replace it, or filter such "
+                "rows out",
+            )
         if array.type.id == pa.lib.Type_DICTIONARY:
             array = array.dictionary_decode()
         return pc.fill_null(array, pa.scalar(self.fill, array.type))
@@ -292,15 +293,16 @@ def refuse_julian(column: StoredColumn, batch: pa.RecordBatch) -> None:
     """
     array, rows = column.of(batch), None
     if array.type.id in LISTS:
-        rows = bounds(array)
-        array = plain(array.values.slice(rows[0], rows[-1] - rows[0]))
+        found = bounds(array)
+        rows = found - found[0]
+        array = plain(array.values.slice(found[0], rows[-1]))
     is_date = column.first_day == "1582-10-15"
     first = np.datetime64(column.first_day, "D" if is_date else "us").astype(np.int64)
     at = pc.less(array, pa.scalar(int(first), array.type)).index(True).as_py()
     if at >= 0:
         kind = "date" if is_date else "timestamp"
         raise BadValue(
-            at if rows is None else row_of(rows - rows[0], at),
+            row_of(rows, at),
             column.name,
             f"a {kind} before {column.first_day}, by the Julian calendar of Spark 2 or its LEGACY "
             "mode; write the file again with Spark 3 or newer, or filter such rows out",
@@ -372,10 +374,6 @@ def vector_bytes(column: StoredColumn, batch: pa.RecordBatch, most_bytes: int) -
 def first_null(array: pa.Array) -> int:
     """Return the index of the first null."""
     return int(array.is_null().index(True).as_py())
-
-
-def _pass_nulls(name: str) -> str:
-    return f"pass nulls={{{name!r}: value}} to replace it, or filter such rows out"
 
 
 def one_line(error: BaseException) -> str:

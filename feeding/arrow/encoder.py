@@ -150,7 +150,7 @@ class ArrowEncoder:
         odd = np.flatnonzero(lengths != length)
         if len(odd):
             text = f"inner list of {lengths[odd[0]]} items, but earlier ones have {length}"
-            raise out.refuse(name, _row_of(int(odd[0]), rows), f"{text}; they need one length")
+            raise out.refuse(name, row_of(rows, int(odd[0])), f"{text}; they need one length")
         return values.reshape(len(lengths), length, *values.shape[1:]), offsets
 
     def _inside(
@@ -174,7 +174,7 @@ class ArrowEncoder:
         value = self._fills.get(name)
         wants_list = array.type.id in LISTS or is_vector(array.type)
         if value is None or isinstance(value, list) != wants_list:
-            raise out.refuse(name, _row_of(at, rows), _no_fill(name, rows, wants_list=wants_list))
+            raise out.refuse(name, row_of(rows, at), _no_fill(name, rows, wants_list=wants_list))
         if not wants_list:
             return pc.fill_null(array, pa.scalar(value, array.type))
         filler = {"type": 1, "values": value} if is_vector(array.type) else value
@@ -184,7 +184,7 @@ class ArrowEncoder:
             both = pa.concat_arrays([array, pa.array([filler], array.type)])
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             text = f"null, and nulls= {value} makes no {array.type}; df.na.drop() drops rows"
-            raise out.refuse(name, _row_of(at, rows), text) from None
+            raise out.refuse(name, row_of(rows, at), text) from None
         mask = missing.to_numpy(zero_copy_only=False)
         return both.take(pa.array(np.where(mask, len(array), np.arange(len(array)))))
 
@@ -212,7 +212,7 @@ def _check_text(out: Collector, name: str, texts: pa.Array, rows: Array | None =
         raw = pa.large_binary() if texts.type == pa.large_string() else pa.binary()
         at = next(place for place, value in enumerate(texts.view(raw)) if not _is_utf8(value))
         advice = "read it as binary, or F.decode() it from its own encoding"
-        raise out.refuse(name, _row_of(at, rows), f"text that is not UTF-8; {advice}") from None
+        raise out.refuse(name, row_of(rows, at), f"text that is not UTF-8; {advice}") from None
 
 
 def _is_utf8(value: pa.Scalar) -> bool:
@@ -221,10 +221,6 @@ def _is_utf8(value: pa.Scalar) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _row_of(item: int, rows: Array | None) -> int:
-    return item if rows is None else row_of(rows, item)
 
 
 def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:

@@ -39,7 +39,6 @@ class Collector:
     specs: list[ColumnSpec] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     stored: list[str] = field(default_factory=list)
-    data_items: list[int] = field(default_factory=list)
 
     def add(self, spec: ColumnSpec, values: Array, offsets: Array | None = None) -> None:
         """Append a column.
@@ -53,7 +52,6 @@ class Collector:
         self.specs.append(spec)
         self.columns.append(Column(array, offsets))
         self.stored.append(dtype_name(array.dtype) if spec.dtype else "")
-        self.data_items.append(array.size if offsets is not None else 0)
 
     def refuse(self, name: str, row: int, text: str) -> RowError:
         """Return the error for a value, with its partition, row and column.
@@ -73,7 +71,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def offsets_of(values: Values) -> Array:
+def offsets_of(values: Values | Array) -> Array:
     """Return the offsets of n values in their concatenation: int64[n + 1]."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])

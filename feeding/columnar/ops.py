@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeding.columnar.batch import BatchColumn, Ragged
+from feeding.columnar.builder import offsets_of
 from feeding.columnar.chunk import Array
 
 Columns = tuple[BatchColumn, ...]
@@ -59,9 +60,7 @@ def rows_within(columns: Columns, most_bytes: int) -> tuple[int, int]:
         if isinstance(column, Ragged):
             values = column.values
             if values.dtype == object:
-                item_ends = np.zeros(len(values) + 1, np.int64)
-                np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=item_ends[1:])
-                sizes = np.diff(item_ends[column.offsets])
+                sizes = np.diff(offsets_of(values)[column.offsets])
             else:
                 sizes = np.diff(column.offsets) * values.itemsize
         elif column.dtype == object:
@@ -110,13 +109,15 @@ def joined_offsets(parts: Sequence[Order]) -> Order:
     return np.concatenate([np.zeros(1, np.int64), *ends])
 
 
-def row_of(offsets: Order, item: int) -> int:
+def row_of(offsets: Order | None, item: int) -> int:
     """Return the row that an item is in; empty rows have none.
 
     Args:
-        offsets: int64[n + 1], of the rows, in items.
+        offsets: int64[n + 1], of the rows, in items; None: each row is one.
         item: its place among all items.
     """
+    if offsets is None:
+        return item
     return int(np.searchsorted(offsets, item, "right")) - 1
 
 

@@ -1,13 +1,13 @@
 """Array packer: results that a model returns as arrays to chunks, without Python code per row.
 
-Covers: which results count as arrays, their rows, ArrayPacker; sizes of chunks of other results.
+Covers: which results count as arrays, their rows, ArrayPacker.
 Does not: encode results given row by row (packer).
 Threads: one per packer; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,15 +91,6 @@ class ArrayPacker(Packer):
                 layout = ColumnGroup("dict", names, (None,) * len(names))
             yield self._finish(out, layout, len(part))
             self._row += len(part)
-
-    def pack_rows(self, rows: Sequence[Any]) -> Iterator[Chunk]:
-        """Yield chunks of at most `chunk_rows` rows and about `chunk_bytes` that hold these rows.
-
-        Raises:
-            RowError: a row fits no column.
-        """
-        for start in range(0, len(rows), self._config.chunk_rows):
-            yield from self._split(list(rows[start : start + self._config.chunk_rows]))
 
     def _check_bytes(self, chunk: Chunk) -> None:
         """Take a row of any size: unlike a worker, a feeder has room for what it fetches."""

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from feeding.columnar.builder import Collector
-from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta
+from feeding.columnar.chunk import MAX_ROWS, Chunk, ChunkMeta, data_items
 from feeding.columnar.rows import rows_of
 from feeding.columnar.schema import MAX_SCHEMA_BYTES, Node, Schema
 from feeding.config import FeedConfig
@@ -95,6 +95,15 @@ class Packer:
             meta = msgspec.structs.replace(pending.meta, last_in_partition=True)
             yield Chunk(meta, pending.columns)
 
+    def pack_rows(self, rows: Sequence[Any]) -> Iterator[Chunk]:
+        """Yield chunks of at most `chunk_rows` rows and about `chunk_bytes` that hold these rows.
+
+        Raises:
+            RowError: a row fits no column.
+        """
+        for start in range(0, len(rows), self._config.chunk_rows):
+            yield from self._split(list(rows[start : start + self._config.chunk_rows]))
+
     def skip(self, rows: Iterator[Any]) -> int:
         """Read rows to their end and return how many they are."""
         return sum(1 for _ in rows)
@@ -170,15 +179,16 @@ class Packer:
     def _finish(self, out: Collector, layout: Node, num_rows: int) -> Chunk:
         schema = Schema(tuple(out.specs), layout)
         self._check(schema)
+        columns = tuple(out.columns)
         meta = msgspec.structs.replace(
             self._base,
             first_row=self._row,
             num_rows=num_rows,
             schema=schema,
             stored=tuple(out.stored),
-            data_items=tuple(out.data_items),
+            data_items=data_items(columns),
         )
-        return Chunk(meta, tuple(out.columns))
+        return Chunk(meta, columns)
 
     def _check(self, schema: Schema) -> None:
         if schema == self._checked:

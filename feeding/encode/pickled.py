@@ -30,7 +30,6 @@ from feeding.columnar.chunk import Array, Chunk
 from feeding.columnar.schema import WHOLE_ROW, ColumnGroup, ColumnSpec, Node
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer, PackerOptions
-from feeding.errors import RowError
 
 _HEAD = b"\x80\x05"
 _FRAME = 0x95
@@ -126,12 +125,12 @@ class PickledPacker(Packer):
             others = list(self._loads(batch)) if found is None else []
             # Before the next chunk is yielded: a feeder may end there.
             self.rows_read += len(others) if found is None else len(found[1])
-            if parts and (found is None or found[0] is not template):
+            if template is not None and parts and (found is None or found[0] is not template):
                 yield self._join(parts, template)
                 parts = []
             if found is None:
                 template = None
-                yield from self._ordinary(others)
+                yield from self.pack_rows(others)
                 continue
             template, matrix = found
             most = self._most_rows(template)
@@ -145,7 +144,7 @@ class PickledPacker(Packer):
                 if self._is_enough(parts, template):
                     yield self._join(parts, template)
                     parts = []
-        if parts:
+        if template is not None and parts:
             yield self._join(parts, template)
 
     def _recognise(self, batch: bytes, known: _Template | None) -> tuple[_Template, Array] | None:
@@ -171,14 +170,8 @@ class PickledPacker(Packer):
         num_bytes = num_rows * template.row_bytes
         return num_rows >= self._config.chunk_rows or num_bytes >= self._config.chunk_bytes
 
-    def _ordinary(self, rows: list[Any]) -> Iterator[Chunk]:
-        for at in range(0, len(rows), self._config.chunk_rows):
-            yield from self._split(rows[at : at + self._config.chunk_rows])
-
-    def _join(self, parts: list[Array], template: _Template | None) -> Chunk:
+    def _join(self, parts: list[Array], template: _Template) -> Chunk:
         """Make a chunk of rows of one template."""
-        if template is None:
-            raise RowError("rows without a template cannot be joined")
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         out = self._collector()
         for column, is_vector in enumerate(template.vectors):

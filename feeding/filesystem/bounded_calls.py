@@ -99,7 +99,11 @@ class BoundedCalls:
 
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
-        self._slots = threading.Semaphore(max_threads)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the calls in flight: those of the parent have no threads in a forked child."""
+        self._slots = threading.Semaphore(self._max_threads)
 
     def start(self, work: Callable[[], T], timeout_s: float) -> BoundedCall[T]:
         """Start a call; wait for a free thread if all are busy.

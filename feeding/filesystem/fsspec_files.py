@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CALLS = BoundedCalls()
+"""The calls of all file systems of this process."""
+os.register_at_fork(after_in_child=_CALLS.forget)
+
 
 class FsspecFileSystem(RemoteFileSystem):
     """See FileSystem."""
@@ -142,7 +146,7 @@ class FsspecFileSystem(RemoteFileSystem):
         inner = self._connected(location)
         write = WatchedWrite(inner, self._path(location), pieces, _turns(location, inner))
         try:
-            write.done(_PROCESS.calls, self._config.patience_s)
+            write.done(_CALLS, self._config.patience_s)
         except CallTimeout as error:
             raise _given_up(inner, "write", location, error) from None
         except OSError as error:  # no other: one of the caller's content stays as it is
@@ -164,7 +168,7 @@ class FsspecFileSystem(RemoteFileSystem):
                 return call(inner, self._path(location))
 
         try:
-            return _PROCESS.calls.run(in_turn, patience_s)
+            return _CALLS.run(in_turn, patience_s)
         except CallTimeout as error:
             raise _given_up(inner, action, location, error) from None
         except Exception as error:  # some packages raise their own kinds
@@ -175,7 +179,7 @@ class FsspecFileSystem(RemoteFileSystem):
         if "_lost_to_tfos" in vars(self._inner):
             try:
                 connect = partial(_inner, location)
-                self._inner = _PROCESS.calls.run(connect, self._config.patience_s)
+                self._inner = _CALLS.run(connect, self._config.patience_s)
             except Exception as error:  # the host is away; some packages raise their own kinds
                 raise StorageUnavailable(f"cannot connect to {location}: {error}") from error
         return self._inner
@@ -216,7 +220,7 @@ class FsspecFileSystem(RemoteFileSystem):
 
         try:
             # Calls of other files may be slow without being lost: that is what patience is for.
-            pending = _PROCESS.calls.start(fetch, self._config.patience_s)
+            pending = _CALLS.start(fetch, self._config.patience_s)
         except CallTimeout as error:
             raise _given_up(inner, "read", location, error) from None
 
@@ -260,20 +264,6 @@ class FsspecFileSystem(RemoteFileSystem):
         rest = str(self._inner.unstrip_protocol(name)).partition("://")[2]  # s3a comes back as s3
         rest = rest.lstrip("/") if directory.authority else rest
         return str(parse(f"{directory.scheme}://{rest}"))
-
-
-class _Process:
-    """Threads of this process for the calls of all its file systems; a forked child has its own."""
-
-    def __init__(self) -> None:
-        self.reset()
-        os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        self.calls = BoundedCalls()
-
-
-_PROCESS = _Process()
 
 
 class FsspecReader(RemoteReader):

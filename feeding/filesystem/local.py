@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path as LocalPath
 from typing import BinaryIO, cast
@@ -47,7 +47,7 @@ class LocalFileSystem:
 
     def glob(self, pattern: Path) -> list[FileStatus]:
         """See FileSystem."""
-        return globbing.glob(self, parse(str(_own(pattern))))
+        return globbing.glob(self, parse(pattern))
 
     def open(self, path: Path) -> LocalReader:
         """See FileSystem."""
@@ -59,9 +59,23 @@ class LocalFileSystem:
             for piece in pieces_of(content)():
                 file.write(piece)
 
-    def create(self, path: Path, *, overwrite: bool = True) -> AbstractContextManager[BinaryIO]:
-        """See FileSystem."""
-        return _beside(_own(path), overwrite)
+    @contextmanager
+    def create(self, path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+        """See FileSystem. It is beside its final path, so that the rename stays on one disk."""
+        target = _own(path)
+        if not overwrite and target.exists():
+            raise FileExistsError(errno.EEXIST, "it exists", str(target))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(staging_name(target.name))
+        try:
+            with staged.open("xb") as file:
+                yield cast(BinaryIO, file)
+                file.flush()
+                os.fsync(file.fileno())
+            _rename(staged, target, overwrite)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """See FileSystem."""
@@ -156,24 +170,6 @@ def _status(path: str, found: os.stat_result) -> FileStatus:
 
 def _version(found: os.stat_result) -> str:
     return f"changed {found.st_mtime_ns}"
-
-
-@contextmanager
-def _beside(target: LocalPath, overwrite: bool) -> Iterator[BinaryIO]:
-    """Write a file beside its final path, so that the rename stays on one disk."""
-    if not overwrite and target.exists():
-        raise FileExistsError(errno.EEXIST, "it exists", str(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(staging_name(target.name))
-    try:
-        with staged.open("xb") as file:
-            yield cast(BinaryIO, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _rename(staged, target, overwrite)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
 
 
 def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:

@@ -22,7 +22,7 @@ def filesystem_for(path: Path, config: FileSystemConfig = DEFAULTS) -> FileSyste
 
     Args:
         path: a local path or a URL.
-        config: how long calls may take (seconds), and how far reading runs ahead (bytes).
+        config: how long calls may take; its ranges are for a ReadAhead of a file.
 
     Raises:
         PathError: the path is refused, or no package knows its scheme.

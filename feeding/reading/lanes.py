@@ -59,8 +59,8 @@ class Lanes:
         self._part = part
         self._width = width
         self._turn = turn
-        self._lanes = deque(_Lane(source, part, *lane) for lane in part.front.lanes)
-        self._begun = part.front.begun
+        self._lanes = deque(_Lane(source, part, *lane) for lane in part.place.front.lanes)
+        self._begun = part.place.front.begun
         self._ahead: _Lane | None = None
         self._fill()
 

@@ -65,6 +65,7 @@ class EpochPosition(msgspec.Struct, frozen=True, array_like=True):
     """Most splits read side by side in the window; 0: no window is begun."""
 
 
+BEGINNING = EpochPosition(0)
 Stop = tuple[EpochPosition, ...]
 """The places of all readers of a run when it stopped."""
 
@@ -117,46 +118,27 @@ class WorkerPart:
     splits: tuple[Split, ...]
     skipped: tuple[int, ...] = ()
     """Rows at the beginning of each of the first splits that earlier runs read."""
-    front: Front = UNBEGUN
-    """Where reading begins: in the splits that an earlier run has begun."""
-    taken: int = 0
-    """Rows of the first window that an earlier run yielded."""
-    rows: int = 0
-    """Rows of that window."""
-    end: Front = UNBEGUN
-    """Where that window ends."""
-    width: int = 0
-    """See EpochPosition."""
+    place: EpochPosition = BEGINNING
+    """Where an earlier run stopped in it; the epoch and the number of the part do not count."""
     ends_with_window: bool = False
-    """Whether other parts have what is behind that window."""
+    """Whether other parts have what is behind the window of that place."""
 
     def rows_read(self, split: int) -> int:
         """Return the rows of a split, by index, that were read when it had not been begun."""
         return self.skipped[split] if split < len(self.skipped) else 0
 
-    def at(self, place: EpochPosition) -> WorkerPart:
-        """Return the rest of the part behind a place."""
-        return replace(
-            self,
-            front=place.front,
-            taken=place.taken,
-            rows=place.rows,
-            end=place.end,
-            width=place.width,
-        )
-
     @property
     def window(self) -> WorkerPart | None:
         """The rest of the window that was begun; None: there is none."""
-        if not self.taken:
+        if not self.place.taken:
             return None
-        return replace(self, splits=self.splits[: self.end.begun], ends_with_window=True)
+        return replace(self, splits=self.splits[: self.place.end.begun], ends_with_window=True)
 
     def behind_window(self) -> list[tuple[Split, int]]:
         """Return the splits that have rows behind the window, and how many rows to skip."""
         if self.ends_with_window:
             return []
-        front = self.end if self.taken else self.front
+        front = self.place.end if self.place.taken else self.place.front
         later = range(front.begun, len(self.splits))
         rest = [*front.lanes, *((split, self.rows_read(split)) for split in later)]
         return [(self.splits[split], row) for split, row in rest]
@@ -352,7 +334,7 @@ def _left(work: Work, place: EpochPosition, epoch: int) -> Work:
         return ()
     if rest[0].ends_with_window and not place.taken:
         return rest[1:]
-    return (rest[0].at(place), *rest[1:])
+    return (replace(rest[0], place=place), *rest[1:])
 
 
 def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -> list[Work]:
@@ -370,11 +352,11 @@ def _deal(left: Iterable[Work], files: Sequence[SourceFile], num_workers: int) -
                 rest.append(split)
     loads = [0] * num_workers
     works: list[list[WorkerPart]] = [[] for _ in range(num_workers)]
-    for window in sorted(windows, key=lambda part: part.taken - part.rows):
+    for window in sorted(windows, key=lambda part: part.place.taken - part.place.rows):
         least = loads.index(min(loads))
         works[least].append(window)
         # Rows of unknown size count as one byte: a window is small beside what is left of splits.
-        loads[least] += window.rows - window.taken
+        loads[least] += window.place.rows - window.place.taken
     heads: list[list[tuple[Split, int]]] = [[] for _ in range(num_workers)]
     for head in sorted(begun, key=lambda each: -_rest(*each)):
         least = loads.index(min(loads))

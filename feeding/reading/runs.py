@@ -112,7 +112,7 @@ def runs(source: Source, part: WorkerPart, number: int, order: Order) -> Iterato
         FileChanged: a split has fewer rows than earlier runs have read from it.
     """
     # A window that was begun is read as it was, with as many lanes.
-    width = part.width if part.taken else order.width
+    width = part.place.width if part.place.taken else order.width
     lanes = Lanes(source, part, width, turn_rows(order.window))
     if order.window > 1:
         yield from _windows(lanes, part, number, order)
@@ -128,16 +128,17 @@ _ALL = 1 << 62
 
 
 def _windows(lanes: Lanes, part: WorkerPart, number: int, order: Order) -> Iterator[RowRun]:
-    if part.taken:
+    place = part.place
+    if place.taken:
         begin = lanes.front
-        held = _held(lanes, part.rows, _ALL)
+        held = _held(lanes, place.rows, _ALL)
         found = sum(map(num_rows, held))
-        if found < part.rows:
+        if found < place.rows:
             raise FileChanged(
                 f"a window from {part.splits[begin.lanes[0][0]]} on has {found} rows, it had "
-                f"{part.rows}: a file has changed since the position was saved"
+                f"{place.rows}: a file has changed since the position was saved"
             )
-        start = EpochPosition(order.epoch, number, begin, part.taken, width=part.width)
+        start = EpochPosition(order.epoch, number, begin, place.taken, width=place.width)
         yield _window(held, part, start, lanes.front, order)
         if part.ends_with_window:
             return

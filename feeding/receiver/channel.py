@@ -22,8 +22,6 @@ from feeding.receiver.epoch_rows import Receipt
 from feeding.receiver.feed_queue import FeedQueue, FeedStats, Item, ValidationRows
 from feeding.receiver.handler import MAX_TEXT_CHARS, FeedHandler
 from feeding.receiver.state import FeedState
-from rpc.auth.handshake import Identity
-from rpc.server.listener import Call
 
 _PAUSE_S = 0.5
 """A partition that brings no row for this long ends its batch of inference if others have rows.
@@ -51,15 +49,9 @@ class FeedChannel:
     ) -> None:
         self._on_rows = on_rows
         self._state = FeedState(config or FeedConfig(), worker)
-        self._handler = FeedHandler(self._state)
-
-    def handler(self, call: Call) -> None:
-        """Answer one call of a feeder."""
-        self._handler.handle(call)
-
-    def on_disconnect(self, peer: Identity) -> None:
-        """Note that a feeder's connection has ended."""
-        self._handler.disconnected(peer)
+        handler = FeedHandler(self._state)
+        self.handler = handler.handle
+        self.on_disconnect = handler.disconnected
 
     # Orders of the driver and of the worker process.
 
@@ -94,9 +86,8 @@ class FeedChannel:
                 queue.validation = ValidationRows(epoch, *validation)
                 validating = self._state.queue(validation[0])
                 validating.validates = True
-                validating.skip(
-                    validation[1] - 1
-                )  # rows of calls that failed before they fed this epoch
+                # Rows of calls that failed before they fed this epoch.
+                validating.skip(validation[1] - 1)
                 self._state.leave_out_validation(queue)
             self._state.changed.notify_all()
 

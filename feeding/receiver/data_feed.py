@@ -228,7 +228,10 @@ class DataFeed:
             row = list(row.values())
         values = list(row) if isinstance(row, list | tuple) else [row]
         if len(values) != len(mapping):
-            raise _misfit(mapping, len(values))
+            raise SchemaError(
+                f"input_mapping names {len(mapping)} columns {list(mapping)}, a row has "
+                f"{len(values)} values; select the columns before feeding"
+            )
         return values
 
 
@@ -236,10 +239,3 @@ def _are_vectors(schema: Schema) -> bool:
     """Return whether rows are lists or tuples of equally many numbers, as values by position."""
     spec = schema.columns[0]
     return schema.layout is None and spec.value in ("list", "tuple") and spec.shape != ()
-
-
-def _misfit(mapping: Mapping[str, str], num_values: int) -> SchemaError:
-    return SchemaError(
-        f"input_mapping names {len(mapping)} columns {list(mapping)}, a row has "
-        f"{num_values} values; select the columns before feeding"
-    )

@@ -339,9 +339,8 @@ class FeedQueue:
                 continue
             if piece.epoch > self.trainer_epoch:
                 self.trainer_epoch = piece.epoch
-                self.close_epoch(
-                    piece.epoch - 1
-                )  # batches come in order, so earlier epochs are over
+                # Batches come in order, so earlier epochs are over.
+                self.close_epoch(piece.epoch - 1)
             self.dropped_rows += self.rows(piece.epoch).hand(piece)
 
     def settle(self, keep: int = 0) -> bool:

@@ -16,16 +16,18 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from feeding.columnar.chunk import Chunk
 from feeding.config import FeedConfig
+from feeding.encode.packer import Packer
 from feeding.errors import FeedTimeout, NoWorkerLeft, RowsChanged
 from feeding.protocol.messages import Hello, Wait
 from feeding.protocol.row_ranges import AcceptedRows, RowRanges, Span
 from feeding.sender.routing import choose
+from feeding.sender.shuffle import Shuffle
 from feeding.sender.worker_link import (
     FRESH_S,
     PATIENCE_S,
@@ -129,20 +131,6 @@ class FeedReport:
     """Processes of the workers that refused rows: they had read the end of the epoch."""
 
 
-class RowPacker(Protocol):
-    """Makes chunks of the rows of one partition; see feeding.encode.packer.Packer."""
-
-    @property
-    def rows_read(self) -> int:
-        """Rows taken from the partition so far."""
-
-    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
-        """Yield all rows as chunks."""
-
-    def skip(self, rows: Iterator[Any]) -> int:
-        """Read rows to their end and return how many they are."""
-
-
 class Stall:
     """Deadline that each progress restarts; only the feeder's waits count."""
 
@@ -169,6 +157,7 @@ class Feeder:
         config: limits and deadlines.
         packer: makes chunks of this partition's rows.
         hello: feed, epoch and partition.
+        shuffle: order of the rows; None: that of the partition.
         only: ranges of the rows to feed, numbered in the order of feeding; None: all.
         keeps_unsent: report the rows that no worker is left to take, instead of NoWorkerLeft.
     """
@@ -178,9 +167,10 @@ class Feeder:
         targets: Sequence[FeedTarget],
         credentials: Credentials,
         config: FeedConfig,
-        packer: RowPacker,
+        packer: Packer,
         hello: Hello,
         *,
+        shuffle: Shuffle | None = None,
         only: Sequence[Span] | None = None,
         keeps_unsent: bool = False,
     ) -> None:
@@ -190,6 +180,7 @@ class Feeder:
         self._feed = hello.feed
         self._partition = hello.partition
         self._packer = packer
+        self._shuffle = shuffle
         self._selection = Selection(only)
         self._links = [WorkerLink(target, credentials, hello.feed) for target in targets]
         self._queued: deque[Chunk] = deque()
@@ -206,6 +197,8 @@ class Feeder:
             RowsChanged: the partition has fewer rows than an earlier attempt has fed.
         """
         chunks = self._packer.chunks(rows)
+        if self._shuffle is not None:
+            chunks = self._shuffle.chunks(chunks, self._config.max_inflight_bytes)
         first = next(chunks, None)
         if first is None and not self._hello.exactly_once:  # else an earlier attempt had rows
             missing = self._selection.num_rows or 0

@@ -16,7 +16,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from feeding.columnar.chunk import Chunk
 from feeding.config import FeedConfig
@@ -36,21 +36,6 @@ CHUNK_FACTOR = 4
 """A chunk of rows for inference is that many times as large as one of a training: all rows of a
 partition go to one worker, so small ones spread nothing. Measured by `scripts/bench inference`, 784
 numbers a row: feeder and worker need 8.8 µs a row of processor time in place of 10.7."""
-
-
-class MakePacker(Protocol):
-    """Makes the packer of one session."""
-
-    def __call__(
-        self,
-        config: FeedConfig,
-        *,
-        feed: str,
-        partition: int,
-        mode: Literal["inference"],
-        session: int,
-    ) -> Packer:
-        """Return a packer."""
 
 
 class InferenceFeeder:
@@ -75,7 +60,7 @@ class InferenceFeeder:
         *,
         feed: str,
         partition: int,
-        make_packer: MakePacker,
+        make_packer: Callable[..., Packer],
         held_bytes: Callable[[], int],
     ) -> None:
         self._config = config

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +20,6 @@ import numpy as np
 from feeding.columnar.chunk import Array, Chunk, Column, data_items
 from feeding.columnar.ops import joined_offsets, reordered_rows
 from feeding.columnar.schema import ColumnSpec
-from feeding.encode.packer import Packer
 
 WINDOW_ROWS = 16_384
 """Default rows of a window, where the user names a seed alone: for rows of 3 KB, 50 MB."""
@@ -68,38 +66,6 @@ class Shuffle:
     def _random(self, epoch: int, partition: int, window: int) -> np.random.Generator:
         entropy = [self.seed, self.first_epoch + epoch, partition + 1, window]
         return np.random.Generator(np.random.PCG64(entropy))
-
-
-class ShuffledPacker:
-    """A packer whose chunks are shuffled.
-
-    Args:
-        packer: packer of one partition.
-        shuffle: the order.
-        most_bytes: most bytes in a window.
-    """
-
-    def __init__(self, packer: Packer, shuffle: Shuffle, most_bytes: int) -> None:
-        self._packer = packer
-        self._shuffle = shuffle
-        self._most_bytes = most_bytes
-
-    @property
-    def rows_read(self) -> int:
-        """Rows taken from the partition so far; those of the current window included."""
-        return self._packer.rows_read
-
-    def chunks(self, rows: Iterator[Any]) -> Iterator[Chunk]:
-        """Yield all rows in their new order.
-
-        Raises:
-            RowError: a row does not fit.
-        """
-        return self._shuffle.chunks(self._packer.chunks(rows), self._most_bytes)
-
-    def skip(self, rows: Iterator[Any]) -> int:
-        """Read rows to their end and return how many they are."""
-        return self._packer.skip(rows)
 
 
 def _windows(chunks: Iterator[Chunk], most_rows: int, most_bytes: int) -> Iterator[Sequence[Chunk]]:

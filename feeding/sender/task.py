@@ -18,9 +18,9 @@ from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
 from feeding.protocol.messages import Hello
 from feeding.protocol.row_ranges import Span
-from feeding.sender.feeder import Feeder, FeedReport, RowPacker
-from feeding.sender.inference import InferenceFeeder, MakePacker
-from feeding.sender.shuffle import Shuffle, ShuffledPacker
+from feeding.sender.feeder import Feeder, FeedReport
+from feeding.sender.inference import InferenceFeeder
+from feeding.sender.shuffle import Shuffle
 from feeding.sender.worker_link import FeedTarget
 from rpc.auth.handshake import Credentials
 
@@ -87,18 +87,13 @@ class FeedTask:
             self.targets,
             self.credentials(),
             self.config,
-            self._pack(partition),
+            self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition),
             hello,
+            shuffle=self.shuffle,
             only=only,
             keeps_unsent=self.keeps_unsent,
         )
         yield feeder.run(iter(rows))
-
-    def _pack(self, partition: int) -> RowPacker:
-        packer = self.packer(self.config, feed=self.feed, epoch=self.epoch, partition=partition)
-        if self.shuffle is None:
-            return packer
-        return ShuffledPacker(packer, self.shuffle, self.config.max_inflight_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +123,7 @@ class InferenceTask:
     def feeder(
         self,
         partition: int,
-        make_packer: MakePacker = Packer,
+        make_packer: Callable[..., Packer] = Packer,
         held_bytes: Callable[[], int] = lambda: 0,
     ) -> InferenceFeeder:
         """Return the feeder of a partition, which is used once.

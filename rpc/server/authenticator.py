@@ -47,7 +47,8 @@ class Authenticator:
 
     Args:
         acceptors: listening sockets and in-process names.
-        new_handshake: returns the server's side of a handshake for a new stream.
+        begin: returns a new stream, with TLS if it is to have it, and the server's side of its
+            handshake.
         admit: takes an authenticated stream; returns why it refuses it, or an empty text.
         limits: caps and deadlines.
     """
@@ -55,14 +56,14 @@ class Authenticator:
     def __init__(
         self,
         acceptors: Sequence[Acceptor],
-        new_handshake: Callable[[Stream], ServerHandshake],
+        begin: Callable[[Stream], tuple[Stream, ServerHandshake]],
         admit: Callable[[Stream, Session], str],
         limits: Limits,
     ) -> None:
         self.accepted = 0
         self.refused = 0
         self._acceptors = acceptors
-        self._new_handshake = new_handshake
+        self._begin = begin
         self._admit = admit
         self._limits = limits
         spare = spare_descriptors()
@@ -171,8 +172,8 @@ class Authenticator:
             self._evict_oldest(peer)
         if len(self._unauthenticated) >= self._max_handshakes:
             self._evict_oldest(None)
-        handshake = self._new_handshake(stream)
-        [(descriptor, _)] = stream.interest(read=True, write=False)
+        stream, handshake = self._begin(stream)
+        descriptor, _ = stream.interest(read=True, write=False)
         deadline_s = time.monotonic() + self._limits.handshake_timeout_s
         pending = _Unauthenticated(stream, handshake, deadline_s, peer, descriptor)
         self._unauthenticated[descriptor] = pending

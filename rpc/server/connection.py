@@ -48,7 +48,6 @@ class ServedConnection:
         quota: SharedMemoryQuota,
     ) -> None:
         self.peer = session.peer
-        self.calls = 0
         self.errors = 0
         self.in_call = False
         """Whether a request is being handled or its answer sent."""
@@ -59,16 +58,6 @@ class ServedConnection:
         self._quota = quota
         self._shared_bytes = 0
         self._channel = FrameChannel(stream, session, limits)
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent, frame headers included."""
-        return self._channel.writer.sent_bytes
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received, frame headers included."""
-        return self._channel.reader.received_bytes
 
     def shutdown(self) -> None:
         """End the connection; wakes its thread."""
@@ -116,7 +105,6 @@ class ServedConnection:
     def _serve_one(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.REQUEST:
             raise ProtocolError(f"expected a REQUEST, got {frame.kind.name}")
-        self.calls += 1
         call = Call(self.peer, frame, self._channel, self._limits)
         try:
             self._handler(call)

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rpc.auth.certificates import tls_context
 from rpc.auth.handshake import Credentials, Identity, ServerHandshake, Session
@@ -25,11 +25,11 @@ from rpc.server.authenticator import Authenticator
 from rpc.server.connection import Handler, ServedConnection
 from rpc.server.request import Call
 from rpc.transport.inproc import InprocAcceptor
-from rpc.transport.listen import Acceptor, SocketAcceptor, TcpAcceptor, UnixAcceptor
+from rpc.transport.listen import Acceptor, SocketAcceptor, UnixAcceptor, bound_tcp
 from rpc.transport.memfd import SharedMemoryQuota
 from rpc.transport.negotiate import options_for
 from rpc.transport.stream import Stream
-from rpc.transport.tls_stream import TlsAcceptor, TlsStream
+from rpc.transport.tls_stream import TlsStream
 
 __all__ = ["Call", "Handler", "Listener", "ListenerStats"]
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenerStats:
-    """Totals since `start`; bytes include frame headers."""
+    """Totals since `start`."""
 
     open_connections: int
     """Authenticated connections now."""
@@ -49,11 +49,8 @@ class ListenerStats:
     accepted: int
     refused: int
     """Connections closed before they were served: no, wrong or late proof, or over a cap."""
-    calls: int
     errors: int
     """Calls that a handler failed, and connections closed for broken frames or slowness."""
-    bytes_sent: int
-    bytes_received: int
 
 
 class Listener:
@@ -103,7 +100,7 @@ class Listener:
         self._closed = False
         make_room(limits.max_connections)
         self._quota = SharedMemoryQuota(limits.max_shared_bytes)
-        self._closed_totals = _Totals()
+        self._closed_errors = 0
 
     def __enter__(self) -> Listener:
         return self
@@ -130,10 +127,9 @@ class Listener:
                 "route to choose the one to announce to peers: name the address that peers reach, "
                 "or 127.0.0.1 for peers on this host alone"
             )
-        acceptor = TcpAcceptor(host, port, self._limits)
-        self._acceptors.append(self._guarded(acceptor))
-        self._host = told
-        self._port = acceptor.port
+        sock = bound_tcp(host, port, self._limits)
+        self._acceptors.append(SocketAcceptor(sock, self._limits))
+        self._host, self._port = told, sock.getsockname()[1]
 
     def bind_unix(self, directory: str | None = None) -> None:
         """Bind a Unix socket in a new private directory below `directory` or the temporary one."""
@@ -150,8 +146,7 @@ class Listener:
             unix: listening on a path; the process that bound it removes the path.
         """
         self._check_can_bind()
-        over_tcp, local = (SocketAcceptor(each, self._limits) for each in (tcp, unix))
-        self._acceptors += [self._guarded(over_tcp), local]
+        self._acceptors += [SocketAcceptor(each, self._limits) for each in (tcp, unix)]
         self._host, self._port = tcp.getsockname()[:2]
         self._unix_path = unix.getsockname()
 
@@ -170,7 +165,7 @@ class Listener:
             )
         self._authenticator = Authenticator(
             self._acceptors,
-            self._new_handshake,
+            self._begin,
             self._admit,
             self._limits,
         )
@@ -184,9 +179,7 @@ class Listener:
     def stats(self) -> ListenerStats:
         """Return a snapshot."""
         with self._lock:
-            totals = replace(self._closed_totals)
-            for connection in self._served:
-                totals.add(connection)
+            errors = self._closed_errors + sum(each.errors for each in self._served)
             num_served = len(self._served)
         authenticator = self._authenticator
         return ListenerStats(
@@ -194,10 +187,7 @@ class Listener:
             open_handshakes=authenticator.num_unauthenticated if authenticator else 0,
             accepted=authenticator.accepted if authenticator else 0,
             refused=authenticator.refused if authenticator else 0,
-            calls=totals.calls,
-            errors=totals.errors,
-            bytes_sent=totals.sent,
-            bytes_received=totals.received,
+            errors=errors,
         )
 
     def finish_calls(self, timeout_s: float) -> bool:
@@ -240,20 +230,15 @@ class Listener:
                     "handler for %s still runs %.1f s after close", connection.peer, timeout_s
                 )
 
-    def _guarded(self, acceptor: Acceptor) -> Acceptor:
-        """Put TLS in front of a network acceptor if the credentials have TLS files."""
-        credentials = self._credentials
-        if credentials.tls is None:
-            return acceptor
-        return TlsAcceptor(acceptor, credentials.tls, credentials.cluster_id)
-
-    def _new_handshake(self, stream: Stream) -> ServerHandshake:
+    def _begin(self, stream: Stream) -> tuple[Stream, ServerHandshake]:
+        """Put TLS on a stream of TCP if the credentials have TLS files; begin its handshake."""
+        credentials, check_peer = self._credentials, None
+        if credentials.tls is not None and stream.transport == "tcp":
+            stream = TlsStream(stream, credentials.tls, credentials.cluster_id, server_side=True)
+            check_peer = stream.check_peer
         options = options_for(stream.transport, self._limits)
-        return ServerHandshake(
-            self._identity,
-            self._credentials,
-            options=options,
-            check_peer=stream.check_peer if isinstance(stream, TlsStream) else None,
+        return stream, ServerHandshake(
+            self._identity, credentials, options=options, check_peer=check_peer
         )
 
     def _admit(self, stream: Stream, session: Session) -> str:
@@ -280,7 +265,7 @@ class Listener:
             connection.serve()
         finally:
             with self._lock:
-                self._closed_totals.add(connection)
+                self._closed_errors += connection.errors
                 del self._served[connection]
             _report(self._on_disconnect, connection.peer)
 
@@ -296,17 +281,3 @@ def _report(callback: Callable[[Identity], None] | None, peer: Identity) -> None
         callback(peer)
     except Exception:  # noqa: BLE001 - a callback's failure must not end this thread early
         _log.exception("on_connect or on_disconnect failed for %s", peer)
-
-
-@dataclass(slots=True)
-class _Totals:
-    calls: int = 0
-    errors: int = 0
-    sent: int = 0
-    received: int = 0
-
-    def add(self, connection: ServedConnection) -> None:
-        self.calls += connection.calls
-        self.errors += connection.errors
-        self.sent += connection.bytes_sent
-        self.received += connection.bytes_received

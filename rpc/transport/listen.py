@@ -104,7 +104,7 @@ class SocketAcceptor:
     """A listening TCP or Unix socket; it listens from the start, to keep its port.
 
     Args:
-        sock: bound, not listening yet.
+        sock: bound; it may listen already.
         limits: limits of the streams that are accepted.
     """
 
@@ -186,16 +186,6 @@ def _refusal(where: str, error: OSError) -> OSError:
         f"cannot listen at {where}: {error.strerror}; name an address of this host, and a port "
         "that this user may bind",
     )
-
-
-class TcpAcceptor(SocketAcceptor):
-    """Listens on host:port; port 0 lets the kernel choose."""
-
-    def __init__(self, host: str, port: int, limits: Limits) -> None:
-        """Bind; for arguments and errors see `bound_tcp`."""
-        sock = bound_tcp(host, port, limits)
-        super().__init__(sock, limits)
-        self.port: int = sock.getsockname()[1]
 
 
 class UnixAcceptor(SocketAcceptor):

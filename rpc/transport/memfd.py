@@ -32,7 +32,6 @@ _SEAL_GROW = 0x04
 _SEAL_FUTURE_WRITE = 0x10
 _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE
 """FUTURE_WRITE: only the maker's own mapping may write; it also forbids punching holes."""
-_STRONG_ORDER = ("x86_64", "AMD64")
 
 
 def cannot_share() -> str:
@@ -41,7 +40,7 @@ def cannot_share() -> str:
     A reader that sees a counter must also see the bytes stored before it. x86 keeps stores in order
     and loads in order (TSO); other processors need memory fences, which Python does not offer.
     """
-    if platform.machine() not in _STRONG_ORDER:
+    if platform.machine() != "x86_64":
         return f"{platform.machine()} may reorder memory accesses; only x86-64 is supported"
     return ""
 

@@ -58,10 +58,10 @@ class RecordStream(ABC):
             self._sealed = self._sealed[sent:]
         return self._sealed_bytes
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+    def interest(self, *, read: bool, write: bool) -> tuple[int, int]:
         """See Stream."""
         if read and self._has_bytes():
-            return [(-1, 0)]
+            return -1, 0
         return self._inner.interest(read=read, write=write)
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:

@@ -157,10 +157,10 @@ class SharedStream:
                 raise self._ended
         return count or None
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+    def interest(self, *, read: bool, write: bool) -> tuple[int, int]:
         """See Stream; a stream that is ready has no descriptor to wait for."""
         if self._closed or self._goes_to_sleep(read=read, write=write):
-            return [(-1, 0)]
+            return -1, 0
         return self._doorbell.interest(read=True, write=False)
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
@@ -168,10 +168,8 @@ class SharedStream:
         self._check_open()
         if self._may_move(read=read, write=write):
             return True
-        [(descriptor, events)] = self._doorbell.interest(read=True, write=False)
         is_woken = self._poll.wait(
-            descriptor,
-            events,
+            *self._doorbell.interest(read=True, write=False),
             timeout_s,
             looks=partial(self._may_move, read=read, write=write),
             announces=partial(self._goes_to_sleep, read=read, write=write),

@@ -67,7 +67,7 @@ class Stream(Protocol):
         """
         ...
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+    def interest(self, *, read: bool, write: bool) -> tuple[int, int]:
         """Return what to poll before the next attempt.
 
         Args:
@@ -75,7 +75,7 @@ class Stream(Protocol):
             write: wait for room to send.
 
         Returns:
-            (file descriptor, poll events) pairs; a descriptor of -1 means that the stream is ready.
+            File descriptor and poll events; a descriptor of -1 means that the stream is ready.
         """
         ...
 
@@ -197,9 +197,9 @@ class SocketStream:
             raise self._lost(None)
         return data, found[0] if found else None
 
-    def interest(self, *, read: bool, write: bool) -> list[tuple[int, int]]:
+    def interest(self, *, read: bool, write: bool) -> tuple[int, int]:
         """See Stream."""
-        return [(self._sock.fileno(), _events(read, write))]
+        return self._sock.fileno(), _events(read, write)
 
     def wait(self, *, read: bool, write: bool, timeout_s: float) -> bool:
         """See Stream."""
@@ -256,12 +256,12 @@ def wait_streams(wanted: Sequence[tuple[Stream, bool, bool]], timeout_s: float) 
     owner: dict[int, int] = {}
     ready: set[int] = set()
     for index, (stream, read, write) in enumerate(wanted):
-        for descriptor, events in stream.interest(read=read, write=write):
-            if descriptor < 0:
-                ready.add(index)
-                continue
-            poll.register(descriptor, events)
-            owner[descriptor] = index
+        descriptor, events = stream.interest(read=read, write=write)
+        if descriptor < 0:
+            ready.add(index)
+            continue
+        poll.register(descriptor, events)
+        owner[descriptor] = index
     found = poll.poll(0 if ready else poll_ms(timeout_s))
     return sorted(ready.union(owner[descriptor] for descriptor, _ in found))
 

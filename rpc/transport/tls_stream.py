@@ -23,7 +23,6 @@ from rpc.auth.certificates import (
 )
 from rpc.auth.handshake import Identity
 from rpc.errors import AuthError, IntegrityError, PeerGone, RpcError, TransportError
-from rpc.transport.listen import Acceptor
 from rpc.transport.record_stream import RecordStream
 from rpc.transport.stream import Stream
 
@@ -102,7 +101,8 @@ class TlsStream(RecordStream):
             except ssl.SSLWantReadError:
                 self._flush()
             except ssl.SSLError as error:
-                self._flush_alert()
+                with contextlib.suppress(TransportError):  # it is refused anyway
+                    self._flush()
                 raise AuthError(_reason(error)) from error
             else:
                 self._flush()
@@ -216,40 +216,6 @@ class TlsStream(RecordStream):
             raise TransportError(
                 f"{self.peer_address} has a receive buffer too small for a handshake"
             )
-
-    def _flush_alert(self) -> None:
-        with contextlib.suppress(TransportError):  # it is refused anyway
-            self._flush()
-
-
-class TlsAcceptor:
-    """An acceptor whose streams begin with a TLS handshake.
-
-    Args:
-        inner: accepts the streams below TLS.
-        credentials: this process's certificate and the authority of its peers.
-        cluster_id: the name that the peer's certificate must have.
-    """
-
-    def __init__(self, inner: Acceptor, credentials: TlsCredentials, cluster_id: str) -> None:
-        self._inner = inner
-        self._credentials = credentials
-        self._cluster_id = cluster_id
-
-    def fileno(self) -> int:
-        """See Acceptor."""
-        return self._inner.fileno()
-
-    def accept(self) -> Stream | None:
-        """See Acceptor."""
-        stream = self._inner.accept()
-        if stream is None:
-            return None
-        return TlsStream(stream, self._credentials, self._cluster_id, server_side=True)
-
-    def close(self) -> None:
-        """See Acceptor."""
-        self._inner.close()
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -187,21 +187,17 @@ class Opener:
         self._limits = limits
         self._counter = 0
 
-    def meta_bytes(self, header: memoryview | bytes) -> int:
-        """Return the length of the meta that follows this header.
+    def too_long(self, meta_bytes: int) -> IntegrityError:
+        """Return the error for a meta above its limit.
 
-        Raises:
-            IntegrityError: it is above its limit. The MAC is not checked yet, and no peer with the
-                same limits sends it, so the header was probably changed on the way.
+        The MAC is not checked yet, and no peer with the same limits sends it, so the header was
+        probably changed on the way.
         """
-        meta_len: int = META_LEN_AT.unpack_from(header)[0]
-        if meta_len > self._limits.max_meta_bytes:
-            raise IntegrityError(
-                f"frame {self._counter} of this connection announces a meta of {meta_len}"
-                f" bytes, more than max_meta_bytes={self._limits.max_meta_bytes}: it was changed"
-                " on the way, or the peer has other limits"
-            )
-        return meta_len
+        return IntegrityError(
+            f"frame {self._counter} of this connection announces a meta of {meta_bytes}"
+            f" bytes, more than max_meta_bytes={self.max_meta_bytes}: it was changed"
+            " on the way, or the peer has other limits"
+        )
 
     def open(self, header: bytes, meta: bytes) -> Frame:
         """Return the frame, once its MAC is right and its fields are legal.
@@ -211,7 +207,7 @@ class Opener:
 
         Args:
             header: 48 bytes.
-            meta: as many bytes as `meta_bytes` says.
+            meta: as many bytes as the header says.
 
         Raises:
             IntegrityError: the MAC is wrong.

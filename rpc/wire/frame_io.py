@@ -61,7 +61,7 @@ class FrameReader:
                 meta_bytes = META_LEN_AT.unpack_from(header)[0]
                 needed += meta_bytes
                 if meta_bytes > self._max_meta_bytes:
-                    self._opener.meta_bytes(header)  # raises
+                    raise self._opener.too_long(meta_bytes)
                 if staged >= needed:
                     self.start = end = start + needed
                     return self._opener.open(header, bytes(self._staging[meta_at:end]))

@@ -93,8 +93,7 @@ class FittedInputs:
         found = fitted(values, name, info)
         if not isinstance(found, Misfit):
             return found
-        place = found.place
-        row = place if offsets is None else row_of(offsets, place)
+        row = row_of(offsets, found.place)
         columns = (column,) if column else self._of_input(name)
         where = f"feature column {', '.join(map(repr, columns))}, row {row} of a batch"
         raise SettingsError(f"{where}: {found.text}")

@@ -223,9 +223,7 @@ def _cast(
     """Return values in an input's dtype; `offsets` are those of ragged rows."""
     found = fitted(values, name, info)
     if isinstance(found, Misfit):
-        place = found.place
-        row = place if offsets is None else row_of(offsets, place)
-        raise out.refuse(column, row, found.text)
+        raise out.refuse(column, row_of(offsets, found.place), found.text)
     return found
 
 

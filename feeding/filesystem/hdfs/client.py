@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hdfs_native import Client
 
 T = TypeVar("T")
-Key = tuple[int, str, str, str, str]
+Key = tuple[str, str, str, str]
 
 _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
@@ -54,14 +54,20 @@ class Clients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: dict[Key, Client] = {}
+        self._parents: list[dict[Key, Client]] = []
 
-    def get(self, namenode: NameNode, calls: BoundedCalls, timeout_s: float) -> Client:
+    def forget(self) -> None:
+        """Drop the parent's clients in a forked child; freeing one waits for threads it lacks."""
+        self._parents.append(self._clients)
+        self._lock = threading.Lock()
+        self._clients = {}
+
+    def get(self, namenode: NameNode, timeout_s: float) -> Client:
         """Return the client for a NameNode and the user and configuration of the environment.
 
         Args:
             namenode: to connect to.
-            calls: run the connection's set-up.
-            timeout_s: for that set-up.
+            timeout_s: for the connection's set-up.
 
         Raises:
             MissingPackage: hdfs-native is not installed.
@@ -73,7 +79,7 @@ class Clients:
         with self._lock:
             client = self._clients.get(key)
         if client is None:
-            client = calls.run(partial(_new_client, namenode), timeout_s)
+            client = _CALLS.run(partial(_new_client, namenode), timeout_s)
             with self._lock:
                 client = self._clients.setdefault(key, client)
         return client
@@ -95,7 +101,7 @@ def _key(namenode: NameNode) -> Key:
     environ = os.environ
     configuration = environ.get("HADOOP_CONF_DIR") or environ.get("HADOOP_HOME") or ""
     user, proof = user_name(environ), credential_names(environ)
-    return (os.getpid(), namenode.url, configuration, user, proof)
+    return (namenode.url, configuration, user, proof)
 
 
 def _new_client(namenode: NameNode) -> Client:
@@ -163,7 +169,7 @@ class Requests:
             client = None
             try:
                 client = self.client()
-                return _PROCESS.calls.run(partial(work, client), self.config.call_timeout_s)
+                return _CALLS.run(partial(work, client), self.config.call_timeout_s)
             except FeedError:
                 raise
             except Exception as error:  # noqa: BLE001 - hdfs-native raises RuntimeError and OSError
@@ -176,12 +182,11 @@ class Requests:
         Raises:
             CallTimeout: no thread was free.
         """
-        return _PROCESS.calls.start(work, self.config.call_timeout_s)
+        return _CALLS.start(work, self.config.call_timeout_s)
 
     def client(self) -> Client:
         """Return this process's client."""
-        timeout_s = self.config.call_timeout_s
-        return _PROCESS.clients.get(self.namenode, _PROCESS.calls, timeout_s)
+        return _CLIENTS.get(self.namenode, self.config.call_timeout_s)
 
     def failed(self, client: Client | None, error: Exception) -> None:
         """Drop the client if the error says that its connection may be broken or was refused.
@@ -193,7 +198,7 @@ class Requests:
         if client is not None and (
             isinstance(error, CallTimeout) or kind_of(error) in _OF_CONNECTIONS
         ):
-            _PROCESS.clients.discard(self.namenode, client)
+            _CLIENTS.discard(self.namenode, client)
 
 
 class RequestBudget:
@@ -230,13 +235,14 @@ class RequestBudget:
         if kind is ErrorKind.UNKNOWN_HOST or (kind is ErrorKind.AWAY and give_up):
             raise self._unavailable(error, 0.0) from None
         if kind is not ErrorKind.AWAY:
-            request = self._request
+            request, namenode = self._request, self._requests.namenode
+            step = next_step(namenode, os.environ) if kind is ErrorKind.UNPROVED else ""
             raise translate(
                 error,
                 action=request.action,
                 path=request.path,
                 who=self._who(user_in(error)),
-                next_step=self._next_step(kind),
+                next_step=step,
             ) from None
         left_s = self._deadline_s - time.monotonic()
         if left_s <= self._pause_s:
@@ -253,11 +259,6 @@ class RequestBudget:
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _next_step(self, kind: ErrorKind) -> str:
-        if kind is not ErrorKind.UNPROVED:
-            return ""
-        return next_step(self._requests.namenode, os.environ)
-
     def _who(self, user: str = "") -> str:
         namenode = self._requests.namenode
         place = f"NameNode {namenode.url} {namenode.origin}"
@@ -273,23 +274,8 @@ class RequestBudget:
         )
 
 
-class _Process:
-    """Clients and threads of this process; a forked child makes its own."""
-
-    def __init__(self) -> None:
-        self._parents: list[Clients] = []
-        self.reset()
-        os.register_at_fork(after_in_child=self.start_in_child)
-
-    def reset(self) -> None:
-        self.clients = Clients()
-        self.calls = BoundedCalls()
-
-    def start_in_child(self) -> None:
-        self._parents.append(
-            self.clients
-        )  # kept: freeing a client waits for threads that the child lacks
-        self.reset()
-
-
-_PROCESS = _Process()
+_CLIENTS = Clients()
+_CALLS = BoundedCalls()
+"""The clients and calls of this process; a forked child makes its own."""
+os.register_at_fork(after_in_child=_CLIENTS.forget)
+os.register_at_fork(after_in_child=_CALLS.forget)

@@ -51,11 +51,8 @@ class HdfsFileSystem(RemoteFileSystem):
     def entries(self, directory: Path) -> list[FileStatus]:
         """See FileSystem."""
         location = self._own(directory)
-
-        def work(client: Client) -> list[NativeStatus]:
-            return list(client.list_status(location.path))
-
-        found = self._requests.ask(HdfsRequest("list", str(location)), work)
+        request = HdfsRequest("list", str(location))
+        found = self._requests.ask(request, lambda client: list(client.list_status(location.path)))
         if len(found) == 1 and found[0].path == location.path and not found[0].isdir:
             raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(location))
         statuses = (_status(location, native) for native in found)

@@ -125,8 +125,7 @@ class CsvSource(LineSource):
         """See reading.runs.Source."""
         if (names := self._names_to_read(split.path)) is None:
             return
-        with self.opened(split.path) as file:
-            yield from self.rows(split, file, functools.partial(self._parse, names))
+        yield from self.rows(split, functools.partial(self._parse, names))
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable."""
@@ -148,11 +147,9 @@ class CsvSource(LineSource):
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
-        path = wanted.piece.path
-        if (names := self._names_to_read(path)) is None:
+        if (names := self._names_to_read(wanted.piece.path)) is None:
             return
-        with self.opened(path) as file:
-            yield from self.rows_of(wanted, file, functools.partial(self._parse, names))
+        yield from self.rows_of(wanted, functools.partial(self._parse, names))
 
     def _names_to_read(self, path: str) -> list[str] | None:
         """Return the names of a file's columns; None: the file is skipped."""
@@ -213,9 +210,7 @@ class CsvSource(LineSource):
     def _no_rows(self) -> Columns:
         return tuple(reader(_empty(reader)) for reader in self._readers)
 
-    def _table(
-        self, data: bytes, names: list[str], convert: pa_csv.ConvertOptions | None
-    ) -> pa.Table:
+    def _table(self, data: bytes, names: list[str], convert: pa_csv.ConvertOptions) -> pa.Table:
         try:
             return pa_csv.read_csv(
                 pa.BufferReader(data),

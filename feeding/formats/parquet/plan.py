@@ -113,11 +113,12 @@ class ParquetPlan:
             column = self._stored.get(name)
             if column is None or not column.has_rows_of_items or column.has_lists_of_texts:
                 raise FeedSettingsError(f"shapes: {name!r} is not a requested list of numbers")
-        self._filter_columns = [
-            column
-            for column in stored.values()
+        self._needed = self._stored | {
+            name: column
+            for name, column in stored.items()
             if self._filter and self._filter.may_use(column.path)
-        ]
+        }
+        """Stored columns to decode."""
         self._constants = {
             name: column
             for name, column in partitions.items()
@@ -143,8 +144,7 @@ class ParquetPlan:
     @property
     def paths(self) -> list[str]:
         """Names of the stored columns to decode."""
-        needed = [*self._stored.values(), *self._filter_columns]
-        return list(dict.fromkeys(column.name for column in needed))
+        return list(self._needed)
 
     @property
     def choice(self) -> str:
@@ -182,7 +182,7 @@ class ParquetPlan:
         for name in self._keys:
             if name in stored:
                 raise refuse_both(name, footer.path, only_filtered=name not in self._names)
-        for column in {**self._stored, **{c.name: c for c in self._filter_columns}}.values():
+        for column in self._needed.values():
             found = stored.get(column.name)
             if found is None or _nullable(found.type) != _nullable(column.type):
                 what = "no such column" if found is None else f"{found.type}"

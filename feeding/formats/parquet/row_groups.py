@@ -277,9 +277,8 @@ class Fetched:
         self._file = file
         self._spans = joined_spans(chunks)
         self._is_dropped = threading.Event()
-        self._ahead: Future[list[tuple[int, bytearray]]] | None = None
+        self._ahead: Future[list[tuple[int, bytearray]]] = Future()
         if not isinstance(file, LocalReader):
-            self._ahead = Future()
             work = (file, self._spans, DEFAULTS, self._ahead, self._is_dropped)
             threading.Thread(target=_fetch, args=work, name="row-group", daemon=True).start()
 
@@ -293,9 +292,8 @@ class Fetched:
         Raises:
             OSError: a range cannot be read.
         """
-        if self._ahead is not None or not isinstance(self._file, LocalReader):
-            found = [] if self._ahead is None else self._ahead.result()
-            yield [(at, memoryview(data)) for at, data in found]
+        if not isinstance(self._file, LocalReader):
+            yield [(at, memoryview(data)) for at, data in self._ahead.result()]
             return
         sizes = [stop - at for at, stop in self._spans]
         with _scratch.borrowed(sum(sizes)) as buffer:

@@ -8,8 +8,7 @@ Threads: one reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
@@ -30,17 +29,8 @@ from feeding.reading.row_counts import PieceRows
 from feeding.reading.splits import SourceFile, Split
 
 EVERY_LINE = RowLines()
-
-
-class Parser(Protocol):
-    """Parses lines of one file to columns."""
-
-    def __call__(self, block: LineBlock) -> Columns:
-        """Return the rows of a block.
-
-        Raises:
-            DataError: a line is malformed.
-        """
+Parser = Callable[[LineBlock], Columns]
+"""Returns the rows of a block of one file; raises DataError for a malformed line."""
 
 
 class RowFinder(Protocol):
@@ -136,22 +126,21 @@ class LineSource:
             span = (0, None)
         return LineReader(stream, file.path, span=span, limits=self._limits)
 
-    def rows(self, split: Split, file: RangeReader, parse: Parser) -> Iterator[Columns]:
+    def rows(self, split: Split, parse: Parser) -> Iterator[Columns]:
         """Yield the rows of a split; the policy may skip bad lines.
 
         Args:
-            split: split of the file.
-            file: open file; the caller closes it.
+            split: split of a file.
             parse: makes columns of lines.
         """
-        if _is_read_elsewhere(split, file):
-            return
-        one_per_line = _OneRowPerLine(parse, self._lines)
-        try:
-            for block in self.blocks(file, (split.start, split.stop)).blocks():
-                yield from self._parsed(block, file.path, one_per_line)
-        except DataError as error:
-            self.bad.skip(file.path, file.size_bytes, error)
+        with self.opened(split.path) as file:
+            if _is_read_elsewhere(split, file):
+                return
+            try:
+                for block in self.blocks(file, (split.start, split.stop)).blocks():
+                    yield from self._parsed(block, file.path, parse)
+            except DataError as error:
+                self.bad.skip(file.path, file.size_bytes, error)
 
     def count(self, piece: Split) -> int:
         """See reading.row_counts.Countable."""
@@ -175,33 +164,34 @@ class LineSource:
             self.bad.skip(file.path, file.size_bytes, error)
         return rows
 
-    def rows_of(self, wanted: PieceRows, file: RangeReader, parse: Parser) -> Iterator[Columns]:
+    def rows_of(self, wanted: PieceRows, parse: Parser) -> Iterator[Columns]:
         """Yield some rows of a piece; lines of other rows are not parsed.
 
         Args:
             wanted: the piece, and which of its rows.
-            file: open file; the caller closes it.
             parse: makes columns of lines.
         """
         piece, at = wanted.piece, 0
-        one_per_line = _OneRowPerLine(parse, self._lines)
-        try:
-            for block in self.blocks(file, (piece.start, piece.stop)).blocks():
-                first, at = at, at + self._lines.in_block(block)
-                if part := wanted.within(first, at - first):
-                    mine = block if part == (0, at - first) else self._lines.rows(block, *part)
-                    yield from self._parsed(mine, file.path, one_per_line)
-                if wanted.is_read(at):
-                    return
-        except DataError as error:
-            self.bad.skip(file.path, file.size_bytes, error)
-            return
-        wanted.check(at)
+        with self.opened(piece.path) as file:
+            try:
+                for block in self.blocks(file, (piece.start, piece.stop)).blocks():
+                    first, at = at, at + self._lines.in_block(block)
+                    if part := wanted.within(first, at - first):
+                        mine = block if part == (0, at - first) else self._lines.rows(block, *part)
+                        yield from self._parsed(mine, file.path, parse)
+                    if wanted.is_read(at):
+                        return
+            except DataError as error:
+                self.bad.skip(file.path, file.size_bytes, error)
+                return
+            wanted.check(at)
 
     def _parsed(self, block: LineBlock, path: str, parse: Parser) -> Iterator[Columns]:
-        """Yield a block's rows; bisect the block to find bad lines."""
+        """Yield a block's rows; bisect it to find bad lines; a line of several rows is bad, too."""
         try:
             columns = parse(block)
+            if b"\r" in block.data and num_rows(columns) > self._lines.in_block(block):
+                raise DataError("a carriage return ends a row within it; lines end in LF or CR LF")
         except DataError as error:
             halves = block.halves()
             if halves is None:
@@ -222,27 +212,11 @@ class TextSource(LineSource):
 
     def read(self, split: Split) -> Iterator[Columns]:
         """See reading.runs.Source."""
-        with self.opened(split.path) as file:
-            yield from self.rows(split, file, _lines)
+        return self.rows(split, _lines)
 
     def read_rows(self, wanted: PieceRows) -> Iterator[Columns]:
         """See reading.row_counts.Countable."""
-        with self.opened(wanted.piece.path) as file:
-            yield from self.rows_of(wanted, file, _lines)
-
-
-@dataclass(frozen=True, slots=True)
-class _OneRowPerLine:
-    """A parser that refuses a line with more than one row."""
-
-    parse: Parser
-    lines: RowFinder
-
-    def __call__(self, block: LineBlock) -> Columns:
-        columns = self.parse(block)
-        if b"\r" in block.data and num_rows(columns) > self.lines.in_block(block):
-            raise DataError("a carriage return ends a row within it; lines end in LF or CR LF")
-        return columns
+        return self.rows_of(wanted, _lines)
 
 
 def _is_read_elsewhere(split: Split, file: RangeReader) -> bool:

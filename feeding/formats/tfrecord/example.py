@@ -293,9 +293,8 @@ def narrowed(name: str, dtype: str, values: Array, offsets: Array | None = None)
         outside = (values < low) | (values > high)
     if outside.any():
         at = int(outside.argmax())
-        record = at if offsets is None else row_of(offsets, at)
         raise RecordDamage(
-            record,
+            row_of(offsets, at),
             f"its feature {name!r} holds {values[at]}, which {dtype} cannot; ask for "
             f"{values.dtype}",
         )

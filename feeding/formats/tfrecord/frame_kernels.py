@@ -67,16 +67,21 @@ _inline: Callable[[Any], Any] = numba.njit(nogil=True, inline="never", error_mod
 
 
 @_inline
+def _stored(buffer: Array, at: int) -> Any:
+    return (
+        np.uint32(buffer[at])
+        | np.uint32(buffer[at + 1]) << np.uint32(8)
+        | np.uint32(buffer[at + 2]) << np.uint32(16)
+        | np.uint32(buffer[at + 3]) << np.uint32(24)
+    )
+
+
+@_inline
 def _crc_by_table(buffer: Array, start: int, stop: int) -> Any:
     crc = np.uint32(0xFFFFFFFF)
     at = start
     while at + 8 <= stop:
-        low = crc ^ (
-            np.uint32(buffer[at])
-            | np.uint32(buffer[at + 1]) << np.uint32(8)
-            | np.uint32(buffer[at + 2]) << np.uint32(16)
-            | np.uint32(buffer[at + 3]) << np.uint32(24)
-        )
+        low = crc ^ _stored(buffer, at)
         crc = (
             _TABLES[7, low & np.uint32(0xFF)]
             ^ _TABLES[6, (low >> np.uint32(8)) & np.uint32(0xFF)]
@@ -123,16 +128,6 @@ def masked_crc(buffer: Array, start: int, stop: int) -> Any:
     crc = np.uint32(_crc(buffer, start, stop))
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     return np.uint32(rotated + np.uint32(_MASK_DELTA))
-
-
-@_inline
-def _stored(buffer: Array, at: int) -> Any:
-    return (
-        np.uint32(buffer[at])
-        | np.uint32(buffer[at + 1]) << np.uint32(8)
-        | np.uint32(buffer[at + 2]) << np.uint32(16)
-        | np.uint32(buffer[at + 3]) << np.uint32(24)
-    )
 
 
 @kernel

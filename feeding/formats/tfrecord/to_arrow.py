@@ -230,9 +230,8 @@ def _check_text(name: str, strings: pa.Array, offsets: Array | None) -> None:
         strings.validate(full=True)
     except pa.ArrowInvalid:
         at = next(index for index, value in enumerate(strings.view(pa.binary())) if _is_bad(value))
-        record = at if offsets is None else row_of(offsets, at)
         raise RecordDamage(
-            record,
+            row_of(offsets, at),
             f"its feature {name!r} holds bytes that are not UTF-8, which a string column must be; "
             "read it as binary",
         ) from None

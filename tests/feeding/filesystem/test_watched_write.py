@@ -121,7 +121,7 @@ def test_a_write_that_is_given_up_makes_no_more_content_and_leaves_no_file(memor
 def test_what_a_store_does_file_by_file_has_time_in_proportion(memory, what, monkeypatch):
     files = FsspecFileSystem(parse(ROOT), FileSystemConfig(patience_s=10))
     allowed: list[float] = []
-    calls = fsspec_files._PROCESS.calls
+    calls = fsspec_files._CALLS
     run = calls.run
 
     def noted(work: Callable[[], Any], timeout_s: float) -> Any:

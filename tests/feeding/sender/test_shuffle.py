@@ -14,7 +14,7 @@ from feeding.columnar.chunk import Chunk, decode, payload_bytes
 from feeding.columnar.rows import rows_of
 from feeding.config import FeedConfig
 from feeding.encode.packer import Packer
-from feeding.sender.shuffle import Shuffle, ShuffledPacker
+from feeding.sender.shuffle import Shuffle
 from tests.support.packed import packed
 
 CONFIG = FeedConfig(chunk_rows=8)
@@ -33,8 +33,8 @@ KINDS: dict[str, Any] = {
 def shuffled(
     rows: list[Any], shuffle: Shuffle, config: FeedConfig = CONFIG, **options: Any
 ) -> list[Chunk]:
-    packer = ShuffledPacker(Packer(config, **options), shuffle, config.max_inflight_bytes)
-    return list(packer.chunks(iter(rows)))
+    chunks = Packer(config, **options).chunks(iter(rows))
+    return list(shuffle.chunks(chunks, config.max_inflight_bytes))
 
 
 def rows_in(chunks: list[Chunk]) -> list[Any]:

@@ -111,7 +111,7 @@ def test_a_lie_told_before_a_wait_is_left_to_the_next_move(pair, read):
     left, right = pair
     left._our_counters[shm_stream._PUT if read else shm_stream._TAKEN] = 2**63
     assert right.wait(read=read, write=not read, timeout_s=0.0)
-    assert right.interest(read=read, write=not read) == [(-1, 0)]
+    assert right.interest(read=read, write=not read) == (-1, 0)
 
 
 def test_a_writer_is_woken_who_fills_the_ring_during_a_look(pair, monkeypatch):
