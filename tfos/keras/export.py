@@ -8,6 +8,7 @@ Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import shutil
@@ -174,6 +175,11 @@ def _named(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        if full not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, full, str(path)) from error  # TensorFlow's is no OSError
 
 
 def _replace(temporary: Path, target: Path) -> None:
