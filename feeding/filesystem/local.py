@@ -20,7 +20,7 @@ from feeding.errors import PathError
 from feeding.filesystem import globbing
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import LOCAL, parse
-from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.temp_files import names_full_disk, pieces_of, staging_name
 
 
 class LocalFileSystem:
@@ -166,7 +166,7 @@ def _beside(target: LocalPath, overwrite: bool) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(staging_name(target.name))
     try:
-        with staged.open("xb") as file:
+        with names_full_disk(target), staged.open("xb") as file:
             yield cast(BinaryIO, file)
             file.flush()
             os.fsync(file.fileno())

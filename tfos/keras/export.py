@@ -22,7 +22,7 @@ import keras
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
-from feeding.filesystem.temp_files import staging_name
+from feeding.filesystem.temp_files import names_full_disk, staging_name
 from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
@@ -168,18 +168,17 @@ def _export_here(model: Any, target: Path, save: Save) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in an error of a write, which says nothing of it: a full disk."""
+    """Name the file in the error of a full disk; TensorFlow's becomes an OSError, too."""
     try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
+        with names_full_disk(path):
+            yield
+    except OSError:
         raise
     except Exception as error:
         full = os.strerror(errno.ENOSPC)
         if full not in str(error):
             raise
-        raise OSError(errno.ENOSPC, full, str(path)) from error  # TensorFlow's is no OSError
+        raise OSError(errno.ENOSPC, full, str(path)) from error
 
 
 def _replace(temporary: Path, target: Path) -> None:

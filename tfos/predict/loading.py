@@ -26,6 +26,7 @@ import numpy as np
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import names_full_disk
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.files.transfer import on_disk
 from tfos.predict.saved_arguments import order_of_arguments, ragged_arguments
@@ -120,7 +121,8 @@ def _find(
     if source.content:
         directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
         local = Path(directory, f"model{_KERAS}")
-        local.write_bytes(source.content)
+        with names_full_disk(local):
+            local.write_bytes(source.content)
     else:
         try:
             place = parse(source.path)

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from pyspark.sql.types import DoubleType
 
+from tests.support.full_disk import file_limit
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
@@ -91,6 +92,14 @@ def alone() -> SimpleNamespace:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_full_disk_for_the_model_of_a_fit_is_named(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    content = content_of(model)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with file_limit(99), pytest.raises(OSError, match=f"'{tmp_path}/tfos-model-.*model.keras'"):
+        model_of(content)
+
+
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     seen = seen_by_two(of_two(shuffled))
     assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS

@@ -19,6 +19,7 @@ from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.walking import walk
+from tests.support.full_disk import file_limit
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tfos.files import transfer
 from tfos.files.export_target import refuse_other_content
@@ -76,6 +77,23 @@ def test_a_directory_that_cannot_be_replaced_stays(model, tmp_path, monkeypatch,
 
 
 @pytest.mark.attack("A18")
+def test_the_file_that_a_full_disk_does_not_take_is_named(tmp_path):
+    original = parse(f"memory://transfers/{secrets.token_hex(4)}")
+    filesystem_for(str(original)).write(str(original), bytes(5000))
+    here, copy = filesystem_for(str(tmp_path)), tmp_path / "copy"
+    with file_limit(4096):
+        with pytest.raises(OSError, match=f"'{copy}'"):
+            download(original, copy)
+        with pytest.raises(OSError, match=f"'{tmp_path}/written'"):
+            here.write(f"{tmp_path}/written", bytes(5000))
+        with (
+            pytest.raises(OSError, match=f"'{tmp_path}/made'"),
+            here.create(f"{tmp_path}/made") as file,
+        ):
+            file.write(bytes(5000))
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
 def test_what_is_no_regular_file_is_not_read(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
