@@ -11,6 +11,8 @@ Embedding has the mask.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -48,18 +50,44 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
             made[id(layer)] = _replaced(layer, limit_bytes)
         return made[id(layer)]
 
-    if not isinstance(model, keras.Sequential):
-        copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
+    if isinstance(model, keras.Sequential):
+        given = model.inputs[0]
+        first = last = keras.Input(batch_shape=given.shape, dtype=given.dtype, name=given.name)
+        for layer in model.layers:
+            last = replaced(layer)(last)
+        copy = keras.Model(first, last, name=model.name)
+    else:
+        with _not_compiled(model):
+            copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
         copy.name = model.name
-        return copy
-    given = model.inputs[0]
-    first = last = keras.Input(batch_shape=given.shape, dtype=given.dtype, name=given.name)
-    for layer in model.layers:
-        last = replaced(layer)(last)
-    copy = keras.Model(first, last, name=model.name)
     if model.compiled:
-        copy.compile_from_config(model.get_compile_config())
+        _compile_like(copy, model)
     return copy
+
+
+@contextlib.contextmanager
+def _not_compiled(model: Any) -> Iterator[None]:
+    """Keep clone_model from compiling the copy, which fails where `_compile_like` does not."""
+    was_compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = was_compiled
+
+
+def _compile_like(copy: Any, model: Any) -> None:
+    """Compile a copy as its model was; Keras finds no function or class of the program by name."""
+    try:
+        copy.compile_from_config(model.get_compile_config())
+    except (TypeError, ValueError):
+        given = dict(model._compile_config.config)
+        optimizer = given["optimizer"]
+        if isinstance(optimizer, keras.optimizers.Optimizer):  # one has the variables of one model
+            rate = type(optimizer._learning_rate)
+            own = {rate.__name__: rate}
+            given["optimizer"] = type(optimizer).from_config(optimizer.get_config(), own)
+        copy.compile(**given)
+        copy.optimizer.build(copy.trainable_variables)
 
 
 def _replaced(layer: Any, limit_bytes: int) -> Any:
