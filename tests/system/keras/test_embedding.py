@@ -1093,7 +1093,7 @@ def test_any_model_is_a_saved_model_with_its_rows(tmp_path):
                 export_with_tables(model, tmp_path / "no", context, limit_bytes=10)
 
 
-class Halved(keras.optimizers.schedules.LearningRateSchedule):  # not registered
+class Halved(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # not registered
     def __call__(self, step):
         return 0.5 / (1 + keras.ops.cast(step, "float32"))
 
