@@ -1094,11 +1094,22 @@ def test_any_model_is_a_saved_model_with_its_rows(tmp_path):
 
 
 class Halved(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # not registered
+    def __init__(self, rate):
+        self.rate = rate
+
     def __call__(self, step):
-        return 0.5 / (1 + keras.ops.cast(step, "float32"))
+        return self.rate(step) / 2
 
     def get_config(self):
-        return {}
+        return {"rate": keras.saving.serialize_keras_object(self.rate)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["rate"]))
+
+
+class Quartered(Halved):
+    pass
 
 
 def squares(y, p):  # not registered
@@ -1112,12 +1123,13 @@ def test_a_plain_copy_is_compiled_with_what_the_program_defines_itself(tmp_path,
     model = keras.Sequential([ids, *layers])
     if not is_sequential:
         model = keras.Model(ids, layers[1](layers[0](ids)))
-    model.compile(keras.optimizers.Adam(Halved()), loss=squares, metrics=[squares])
+    rate = Quartered(Halved(keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)))
+    model.compile(keras.optimizers.Adam(rate), loss=squares, metrics=[squares])
     model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
     plain_copy(model, 1 << 20).save(tmp_path / "m.keras")
-    own = {"Halved": Halved, "squares": squares}
+    own = {"Halved": Halved, "Quartered": Quartered, "squares": squares}
     loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects=own)
-    assert isinstance(loaded.optimizer._learning_rate, Halved)
+    assert isinstance(loaded.optimizer._learning_rate, Quartered)
     np.testing.assert_allclose(
         loaded.evaluate(np.arange(8), np.ones((8, 1)), verbose=0),
         model.evaluate(np.arange(8), np.ones((8, 1)), verbose=0),

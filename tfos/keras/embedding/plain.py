@@ -67,7 +67,7 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
 
 @contextlib.contextmanager
 def _not_compiled(model: Any) -> Iterator[None]:
-    """Keep clone_model from compiling the copy, which fails where `_compile_like` does not."""
+    """Keep clone_model from compiling the copy by names, as `_compile_like` says."""
     was_compiled, model.compiled = model.compiled, False
     try:
         yield
@@ -76,18 +76,20 @@ def _not_compiled(model: Any) -> Iterator[None]:
 
 
 def _compile_like(copy: Any, model: Any) -> None:
-    """Compile a copy as its model was; Keras finds no function or class of the program by name."""
-    try:
-        copy.compile_from_config(model.get_compile_config())
-    except (TypeError, ValueError):
-        given = dict(model._compile_config.config)
-        optimizer = given["optimizer"]
-        if isinstance(optimizer, keras.optimizers.Optimizer):  # one has the variables of one model
-            rate = type(optimizer._learning_rate)
-            own = {rate.__name__: rate}
-            given["optimizer"] = type(optimizer).from_config(optimizer.get_config(), own)
-        copy.compile(**given)
-        copy.optimizer.build(copy.trainable_variables)
+    """Compile a copy with what its model was given: by name, Keras finds nothing of the program."""
+    given = dict(model._compile_config.config)
+    copy.compile(**given | {"optimizer": _fresh(given["optimizer"])})
+    copy.optimizer.build(copy.trainable_variables)
+
+
+def _fresh(optimizer: Any) -> Any:
+    """Return an optimizer of the same settings: one has the variables of one model."""
+    settings = optimizer.get_config()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        settings["inner_optimizer"] = _fresh(optimizer.inner_optimizer)
+    elif callable(optimizer._learning_rate):
+        settings["learning_rate"] = optimizer._learning_rate
+    return type(optimizer)(**settings)
 
 
 def _replaced(layer: Any, limit_bytes: int) -> Any:
