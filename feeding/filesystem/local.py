@@ -55,7 +55,7 @@ class LocalFileSystem:
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
-        with self.create(path, overwrite=overwrite) as file:
+        with names_full_disk(path), self.create(path, overwrite=overwrite) as file:
             for piece in pieces_of(content)():
                 file.write(piece)
 
@@ -166,7 +166,7 @@ def _beside(target: LocalPath, overwrite: bool) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(staging_name(target.name))
     try:
-        with names_full_disk(target), staged.open("xb") as file:
+        with staged.open("xb") as file:
             yield cast(BinaryIO, file)
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,7 @@ import keras
 from feeding.errors import PathError
 from feeding.filesystem.location import LOCAL, Location, parse
 from feeding.filesystem.registry import filesystem_for
-from feeding.filesystem.temp_files import names_full_disk, staging_name
+from feeding.filesystem.temp_files import staging_name
 from tfos.errors import SettingsError
 from tfos.files import transfer
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
@@ -168,11 +168,12 @@ def _export_here(model: Any, target: Path, save: Save) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in the error of a full disk; TensorFlow's becomes an OSError, too."""
+    """Name the file in an error of a write; TensorFlow's own of a full disk becomes an OSError."""
     try:
-        with names_full_disk(path):
-            yield
-    except OSError:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
         raise
     except Exception as error:
         full = os.strerror(errno.ENOSPC)
