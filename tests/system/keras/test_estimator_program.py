@@ -100,6 +100,7 @@ def test_a_full_disk_for_the_model_of_a_fit_is_named(tmp_path, monkeypatch):
         model_of(content)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_workers_see_each_row_of_a_shuffled_dataset_once_an_epoch():
     seen = seen_by_two(of_two(shuffled))
     assert [sorted(epoch) for epoch in seen] == [list(range(NUM_ROWS))] * EPOCHS

@@ -227,7 +227,6 @@ def test_a_server_that_is_started_again_before_the_cluster_has_begun_is_seeded(
         child.close()
 
 
-@pytest.mark.fault("F08")
 def test_a_stop_while_a_server_begins_to_listen_is_no_failure(tmp_path, monkeypatch):
     child = Child(node_settings(), monkeypatch)
     process, begins = child.make(tmp_path), Listener.start
@@ -243,6 +242,7 @@ def test_a_stop_while_a_server_begins_to_listen_is_no_failure(tmp_path, monkeypa
     child.end()
 
 
+@pytest.mark.fault("F08")
 def test_a_server_that_waits_for_word_whether_the_cluster_has_begun_stops_at_once(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
