@@ -86,10 +86,11 @@ def _fresh(optimizer: Any) -> Any:
     """Return an optimizer of the same settings: one has the variables of one model."""
     settings = optimizer.get_config()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        settings["inner_optimizer"] = _fresh(optimizer.inner_optimizer)
-    elif callable(optimizer._learning_rate):
+        inner = _fresh(optimizer.inner_optimizer)
+        return type(optimizer)(**settings | {"inner_optimizer": inner})
+    if callable(optimizer._learning_rate):  # a schedule
         settings["learning_rate"] = optimizer._learning_rate
-    return type(optimizer)(**settings)
+    return type(optimizer).from_config(settings)
 
 
 def _replaced(layer: Any, limit_bytes: int) -> Any:
