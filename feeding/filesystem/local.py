@@ -20,7 +20,7 @@ from feeding.errors import PathError
 from feeding.filesystem import globbing
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces, check_range
 from feeding.filesystem.location import LOCAL, parse
-from feeding.filesystem.temp_files import pieces_of, staging_name
+from feeding.filesystem.temp_files import names_full_disk, pieces_of, staging_name
 
 
 class LocalFileSystem:
@@ -55,7 +55,7 @@ class LocalFileSystem:
 
     def write(self, path: Path, content: Buffer | Pieces, *, overwrite: bool = True) -> None:
         """See FileSystem."""
-        with self.create(path, overwrite=overwrite) as file:
+        with names_full_disk(path), self.create(path, overwrite=overwrite) as file:
             for piece in pieces_of(content)():
                 file.write(piece)
 

@@ -1,4 +1,4 @@
-"""Repeatable file content, and temporary files that collect it on this host.
+"""Repeatable file content, temporary files that collect it on this host, and their full disk.
 
 A write to a remote file system may fail half way and is then repeated from the beginning. So its
 content is in memory, or can be made again, or is first collected in a temporary file of this host.
@@ -20,6 +20,7 @@ from feeding.filesystem.interface import Buffer, Pieces
 
 PIECE_BYTES = 8 << 20
 """Bytes of one write. hdfs-native is nearly twice as fast with 16 MiB as with 1 MiB."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def pieces_of(content: Buffer | Pieces) -> Pieces:
@@ -36,6 +37,21 @@ def staging_name(name: str) -> str:
     """Return a new hidden name for the temporary file of `name`."""
     short = name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")
     return f".{short}.{secrets.token_hex(6)}.tmp"
+
+
+@contextmanager
+def names_full_disk(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put a file's path into the error of a full disk: that of a write says nothing of its place.
+
+    Args:
+        path: where the block writes.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 @contextmanager

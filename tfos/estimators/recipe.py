@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from feeding.filesystem.temp_files import names_full_disk
 from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.predict.loading import EXPORT, input_infos, input_names, output_names
 from tfos.predict.signature import ModelSignature, TensorInfo
@@ -288,7 +289,8 @@ def content_of(model: Any) -> bytes:
     """Return the bytes of a model's `.keras` file."""
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
-        model.save(file)
+        with names_full_disk(file):
+            model.save(file)
         return file.read_bytes()
 
 
@@ -306,7 +308,8 @@ def model_of(
 
     with tempfile.TemporaryDirectory(prefix="tfos-model-") as directory:
         file = Path(directory, "model.keras")
-        file.write_bytes(content)
+        with names_full_disk(file):
+            file.write_bytes(content)
         if not is_compiled or not _lacks_optimizer(content):
             return load_model(file, custom_objects=custom_objects, compile=is_compiled)
         model = load_model(file, custom_objects=custom_objects, compile=False)

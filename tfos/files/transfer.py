@@ -21,7 +21,7 @@ from feeding.filesystem.interface import FileSystem
 from feeding.filesystem.location import LOCAL, Location
 from feeding.filesystem.readahead import ReadAhead
 from feeding.filesystem.registry import DEFAULTS, filesystem_for
-from feeding.filesystem.temp_files import PIECE_BYTES, staging_name
+from feeding.filesystem.temp_files import PIECE_BYTES, names_full_disk, staging_name
 from feeding.filesystem.walking import walk
 
 _logger = logging.getLogger(__name__)
@@ -150,7 +150,11 @@ def file_pieces(path: Path, limit_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def _fetch(fs: FileSystem, source: str, target: Path) -> None:
-    with ReadAhead(fs.open(source), DEFAULTS) as file, target.open("xb") as copy:
+    with (
+        ReadAhead(fs.open(source), DEFAULTS) as file,
+        names_full_disk(target),
+        target.open("xb") as copy,
+    ):
         for piece in file.ranges():
             copy.write(piece)
 

@@ -8,6 +8,7 @@ Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import shutil
@@ -161,13 +162,18 @@ def _export_here(model: Any, target: Path, save: Save) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in an error of a write, which says nothing of it: a full disk."""
+    """Name the file in an error of a write; TensorFlow's own of a full disk becomes an OSError."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        if full not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, full, str(path)) from error
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -263,7 +263,7 @@ class MapRun:
             self._fail(
                 MapTrainError(
                     f"{self._not_kept} values one after the other were trained and not kept; the "
-                    f"last one: {ended.error}. Make room, or pass another results_dir"
+                    f"last one: {ended.error}. Make room there, or pass a results_dir that has some"
                 )
             )
 

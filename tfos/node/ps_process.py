@@ -76,8 +76,7 @@ class ServerProcess:
             if (self._spec.restart or self._spec.attempt) and self._has_begun():
                 self._server.restore_beside(self._restore)
             elif not self._server.wait_stopped(0.0):
-                self._server.start()
-                self._tell_address()
+                self._begin()
             if not self._server.wait_stopped(0.0):
                 self._link.send(messages.PhaseChanged("serving"))
             while not self._server.wait_stopped(PROGRESS_S):
@@ -93,6 +92,16 @@ class ServerProcess:
         else:
             self._server.bind_tcp(self._spec.executor.host)
             self._server.bind_unix(self._spec.socket_dir)
+
+    def _begin(self) -> None:
+        """Listen, and report where, unless a stop comes first."""
+        try:
+            self._server.start()
+        except Exception:
+            if not self._server.wait_stopped(0.0):
+                raise
+            return  # the stop has closed its sockets
+        self._tell_address()
 
     def _tell_address(self) -> None:
         self._link.send(messages.Listening(self._server.endpoint))

@@ -154,6 +154,7 @@ class NodeTask:
                 f"{handle.last_output() or 'it wrote nothing'}"
             ) from None
         if first is None:
+            _clean_up(executor)
             raise NodeStartError(
                 f"{where}: its supervisor ended at once: {handle.last_output() or 'without a word'}"
             )

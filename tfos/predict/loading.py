@@ -26,6 +26,7 @@ import numpy as np
 from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
+from feeding.filesystem.temp_files import names_full_disk
 from tfos.errors import SettingsError, UnsupportedModel
 from tfos.feed.task_process import exempt_objects
 from tfos.files.transfer import on_disk
@@ -121,7 +122,8 @@ def _find(
     if source.content:
         directory = files.enter_context(tempfile.TemporaryDirectory(prefix="tfos-model-"))
         local = Path(directory, f"model{_KERAS}")
-        local.write_bytes(source.content)
+        with names_full_disk(local):
+            local.write_bytes(source.content)
     else:
         try:
             place = parse(source.path)

@@ -273,6 +273,7 @@ class IndexCache:
         self, target: Path, key: str, state: str, sources: list[TableSource]
     ) -> MappedIndex:
         """Build an index, or wait for the process that builds it."""
+        cache_directory.cache_directory(self.directory)  # a cleaner may have removed it
         cache_use.remove_leftovers(self.directory)  # before room is checked
         with self._alone(target):
             found = self._existing(target, key)  # built by the previous holder of the lock

@@ -1093,6 +1093,51 @@ def test_any_model_is_a_saved_model_with_its_rows(tmp_path):
                 export_with_tables(model, tmp_path / "no", context, limit_bytes=10)
 
 
+class Halved(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # not registered
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return self.rate(step) / 2
+
+    def get_config(self):
+        return {"rate": keras.saving.serialize_keras_object(self.rate)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["rate"]))
+
+
+class Quartered(Halved):
+    pass
+
+
+def squares(y, p):  # not registered
+    return keras.ops.mean((y - p) ** 2, -1)
+
+
+@pytest.mark.parametrize("is_sequential", [True, False])
+def test_a_plain_copy_is_compiled_with_what_the_program_defines_itself(tmp_path, is_sequential):
+    ids = keras.Input((), dtype="int64")
+    layers = [Embedding(2, table="t"), keras.layers.Dense(1)]
+    model = keras.Sequential([ids, *layers])
+    if not is_sequential:
+        model = keras.Model(ids, layers[1](layers[0](ids)))
+    rate = Quartered(Halved(keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)))
+    model.compile(keras.optimizers.Adam(rate), loss=squares, metrics=[squares])
+    model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
+    plain_copy(model, 1 << 20).save(tmp_path / "m.keras")
+    own = {"Halved": Halved, "Quartered": Quartered, "squares": squares}
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects=own)
+    assert isinstance(loaded.optimizer._learning_rate, Quartered)
+    np.testing.assert_allclose(
+        loaded.evaluate(np.arange(8), np.ones((8, 1)), verbose=0),
+        model.evaluate(np.arange(8), np.ones((8, 1)), verbose=0),
+        rtol=1e-5,
+    )
+    model.fit(np.arange(8), np.ones((8, 1)), verbose=0)  # it is compiled as before
+
+
 def test_what_has_no_plain_copy_is_refused_with_the_other_way():
     ids = keras.Input((None,), dtype="int64", ragged=True)
     for model, message in [

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from pyspark.sql.types import DoubleType
 
+from tests.support.full_disk import file_limit
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
 from tfos.estimators.columns import ColumnPlan
@@ -88,6 +89,15 @@ def alone() -> SimpleNamespace:
     only = context(0)
     only.num_workers = 1
     return only
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_full_disk_for_the_model_of_a_fit_is_named(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    content = content_of(model)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with file_limit(99), pytest.raises(OSError, match=f"'{tmp_path}/tfos-model-.*model.keras'"):
+        model_of(content)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

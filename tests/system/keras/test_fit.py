@@ -642,6 +642,16 @@ def test_a_full_disk_is_named_by_an_export(cluster, tmp_path, monkeypatch, url):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_the_same_error_for_a_saved_model(cluster, tmp_path):
+    def save(model, path):  # as TensorFlow does
+        where = f"{path}/variables/variables_temp/part-00000-of-00001"
+        raise tf.errors.ResourceExhaustedError(None, None, f"{where}; No space left on device")
+
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/saved'") as raised:
+        export(make_model(), str(tmp_path / "saved"), cluster.contexts[0], save)
+    assert raised.value.errno == errno.ENOSPC
+
+
 def test_exports_to_a_url_are_replaced_whole_and_load_again(cluster):
     ctx = cluster.contexts[0]
     model = distribute(make_model(), ctx)

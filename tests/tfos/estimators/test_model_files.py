@@ -16,16 +16,19 @@ from pyspark.sql.types import DoubleType, StructType
 
 from ps.errors import CheckpointError
 from ps.manifest.manifest import SGD, TableSpec
+from tests.support.full_disk import file_limit
 from tests.support.model_files import keras_file
 from tests.support.saved_tables import SavedTables
 from tfos.errors import SettingsError
-from tfos.estimators import model_files, training
+from tfos.estimators import model_files, recipe, training
 from tfos.estimators.model_files import SavedFit
 from tfos.estimators.recipe import ModelRecipe
 from tfos.estimators.training import FitResult, FitSettings
 from tfos.ml import KerasEstimator
 from tfos.orca import estimator as estimator_module
 from tfos.orca.estimator import Estimator
+from tfos.predict import loading
+from tfos.predict.signature import ModelSource
 
 
 def test_the_newest_fit_is_that_with_the_highest_number(tmp_path):
@@ -35,6 +38,17 @@ def test_the_newest_fit_is_that_with_the_highest_number(tmp_path):
     (tmp_path / "runs" / "model-00011.keras.tmp").write_bytes(b"")
     assert model_files.newest_state(runs) == SavedFit(10, None)
     assert model_files.read_model(model_files.fit_file(runs, 10)) == b"10"
+
+
+def test_a_full_disk_for_temporary_files_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    content = keras_file(None)
+    model = SimpleNamespace(save=lambda file: file.write_bytes(content))
+    with file_limit(99), pytest.raises(OSError, match=f"'{tmp_path}/tfos-model-.*model.keras'"):
+        recipe.content_of(model)
+    with file_limit(99), pytest.raises(OSError, match=f"'{tmp_path}/tfos-model-.*model.keras'"):
+        loading.read_signature(ModelSource(content=content))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_state_is_a_model_with_its_servers_or_servers_alone(tmp_path):

@@ -19,6 +19,7 @@ from feeding.filesystem.local import LocalFileSystem
 from feeding.filesystem.location import parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.walking import walk
+from tests.support.full_disk import file_limit
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tfos.files import transfer
 from tfos.files.export_target import refuse_other_content
@@ -73,6 +74,18 @@ def test_a_directory_that_cannot_be_replaced_stays(model, tmp_path, monkeypatch,
         upload(model, parse(str(target)))
     assert tree(target) == before
     assert [path.name for path in target.parent.iterdir()] == ["served"]
+
+
+def test_the_file_that_a_full_disk_does_not_take_is_named(tmp_path):
+    original = parse(f"memory://transfers/{secrets.token_hex(4)}")
+    filesystem_for(str(original)).write(str(original), bytes(5000))
+    here, copy = filesystem_for(str(tmp_path)), tmp_path / "copy"
+    with file_limit(4096):
+        with pytest.raises(OSError, match=f"'{copy}'"):
+            download(original, copy)
+        with pytest.raises(OSError, match=f"'{tmp_path}/written'"):
+            here.write(f"{tmp_path}/written", bytes(5000))
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 @pytest.mark.attack("A18")

@@ -582,7 +582,9 @@ def test_a_slot_that_freezes_after_its_last_item_is_started_again(beds, monkeypa
 def test_a_run_whose_values_cannot_be_stored_ends_after_a_few(beds):
     trains_in_vain = ends_all(Ending.NOT_KEPT, "was not kept: OSError: no space")
     bed = beds(trains_in_vain, num_slots=1, retries=9)
-    with pytest.raises(MapTrainError, match=r"4 values one after the other .*no space. Make room"):
+    with pytest.raises(
+        MapTrainError, match=r"4 values one after the other .*no space. Make room there"
+    ):
         bed.trainings.wait(WAIT_S)
     assert sum(row.attempts for row in bed.trainings.table()) == 4
 

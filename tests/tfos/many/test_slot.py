@@ -28,7 +28,7 @@ __all__ = ["file", "short_calls"]
 
 @pytest.fixture
 def slot(file):
-    executor = cast("Any", SimpleNamespace(host="h"))
+    executor = cast("Any", SimpleNamespace(host="h", scratch_dir="/spark/7"))
     settings = RunSettings(
         run_id="r",
         driver_address="",
@@ -87,6 +87,7 @@ def test_a_disk_that_was_full_for_a_moment_costs_its_own_value_alone(
 
     monkeypatch.setattr(os, "pwrite", full)
     assert keep(slot, 4, VALUE) == Ending.NOT_KEPT
+    assert "not kept in /spark/7: OSError: [Errno 28]" in slot._ready[-1].error
     monkeypatch.setattr(os, "pwrite", pwrite)
     assert keep(slot, 5, b"c") == Ending.RETURNED
     with open(tmp_path / "value", "rb") as spool:
@@ -163,11 +164,16 @@ def test_a_storage_that_fails_for_a_moment_costs_no_training(slot, monkeypatch, 
                 raise RuntimeError("503 slow down")  # no OSError, as some clients raise
 
     slot._results = cast("Any", Results())
+    slot._spec = msgspec.structs.replace(
+        slot._spec, settings=dataclasses.replace(slot._spec.settings, results_dir="s3://b/r")
+    )
     monkeypatch.setattr(process, "_WRITE_AGAIN_S", (0.0, 0.0, 0.0))
     assert keep(slot, 3, b"v") == end
     assert asked == 4 * [("c", "d", b"v")]
     if end is Ending.NOT_KEPT:
-        assert slot._ready[-1].error.endswith("was not kept: RuntimeError: 503 slow down")
+        assert slot._ready[-1].error.endswith(
+            "was not kept in s3://b/r: RuntimeError: 503 slow down"
+        )
 
 
 def test_an_attempt_that_has_begun_is_held_though_the_one_before_is_confirmed_later(slot):

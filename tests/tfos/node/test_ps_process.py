@@ -24,6 +24,7 @@ from ps.server.reduction import Reduction
 from ps.server.server import PSServer, ServerSettings
 from rpc.auth.handshake import Identity, Role
 from rpc.endpoint import Endpoint
+from rpc.server.listener import Listener
 from tests.support.nodes import node_settings
 from tests.support.ps_cluster import ADD, WAIT_S, filled, make_manifest
 from tests.support.waiting import wait_until
@@ -224,6 +225,21 @@ def test_a_server_that_is_started_again_before_the_cluster_has_begun_is_seeded(
         assert child.process._server.phase is ServerPhase.SERVING
     finally:
         child.close()
+
+
+def test_a_stop_while_a_server_begins_to_listen_is_no_failure(tmp_path, monkeypatch):
+    child = Child(node_settings(), monkeypatch)
+    process, begins = child.make(tmp_path), Listener.start
+
+    def stopped(listener: Listener) -> None:
+        child.link.send(messages.Stop("another node failed"))
+        wait_until(lambda: process._server.wait_stopped(0.0), "the stop")
+        begins(listener)
+
+    monkeypatch.setattr(Listener, "start", stopped)
+    process.run()
+    child.told(messages.Done)
+    child.end()
 
 
 @pytest.mark.fault("F08")

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import shutil
+import stat
 import sys
 import threading
 import types
@@ -196,6 +197,14 @@ def test_a_full_disk_is_a_sentence(tmp_path, cache, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
     with pytest.raises(ExportError, match=r"takes [\d.]+ MB in .*, but only 0\.0 MB are free"):
         serve(tmp_path / "e", cache)
+
+
+def test_a_cache_that_was_removed_is_made_again(tmp_path, cache, served):
+    shutil.rmtree(cache)
+    write_export(tmp_path / "d", {7: 70.0}, state="second", base="first")
+    served.refresh(tmp_path / "d")
+    assert values(served.lookup("user", [7, 8])) == [70.0, 8.0]
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 def test_what_a_killed_builder_left_is_removed(tmp_path, cache, served):

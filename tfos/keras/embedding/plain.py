@@ -11,6 +11,8 @@ Embedding has the mask.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -48,18 +50,47 @@ def plain_copy(model: Any, limit_bytes: int) -> Any:
             made[id(layer)] = _replaced(layer, limit_bytes)
         return made[id(layer)]
 
-    if not isinstance(model, keras.Sequential):
-        copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
+    if isinstance(model, keras.Sequential):
+        given = model.inputs[0]
+        first = last = keras.Input(batch_shape=given.shape, dtype=given.dtype, name=given.name)
+        for layer in model.layers:
+            last = replaced(layer)(last)
+        copy = keras.Model(first, last, name=model.name)
+    else:
+        with _not_compiled(model):
+            copy = keras.models.clone_model(model, clone_function=replaced, recursive=False)
         copy.name = model.name
-        return copy
-    given = model.inputs[0]
-    first = last = keras.Input(batch_shape=given.shape, dtype=given.dtype, name=given.name)
-    for layer in model.layers:
-        last = replaced(layer)(last)
-    copy = keras.Model(first, last, name=model.name)
     if model.compiled:
-        copy.compile_from_config(model.get_compile_config())
+        _compile_like(copy, model)
     return copy
+
+
+@contextlib.contextmanager
+def _not_compiled(model: Any) -> Iterator[None]:
+    """Keep clone_model from compiling the copy by names, as `_compile_like` says."""
+    was_compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = was_compiled
+
+
+def _compile_like(copy: Any, model: Any) -> None:
+    """Compile a copy with what its model was given: by name, Keras finds nothing of the program."""
+    given = dict(model._compile_config.config)
+    copy.compile(**given | {"optimizer": _fresh(given["optimizer"])})
+    copy.optimizer.build(copy.trainable_variables)
+
+
+def _fresh(optimizer: Any) -> Any:
+    """Return an optimizer of the same settings: one has the variables of one model."""
+    settings = optimizer.get_config()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = _fresh(optimizer.inner_optimizer)
+        return type(optimizer)(**settings | {"inner_optimizer": inner})
+    if callable(optimizer._learning_rate):  # a schedule
+        settings["learning_rate"] = optimizer._learning_rate
+    return type(optimizer).from_config(settings)
 
 
 def _replaced(layer: Any, limit_bytes: int) -> Any:

@@ -248,10 +248,11 @@ class Slot:
         try:
             self._store(ended, value)
         except Exception as error:  # noqa: BLE001 - a file system's client may raise its own
+            where = self._spec.settings.results_dir or self._spec.executor.scratch_dir
             ended = msgspec.structs.replace(
                 ended,
                 how=Ending.NOT_KEPT,
-                error=f"its value of {len(value)} bytes was not kept: "
+                error=f"its value of {len(value)} bytes was not kept in {where}: "
                 f"{type(error).__name__}: {error}",
             )
         self._put_ended(ended)

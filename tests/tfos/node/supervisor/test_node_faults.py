@@ -504,6 +504,14 @@ def test_a_supervisor_that_cannot_start_says_why(bed, monkeypatch):
     bed.assert_nothing_left()
 
 
+def test_a_supervisor_without_a_log_leaves_no_directory(bed):
+    here = node_task.find_executor(loopback=True, cores=1)
+    executor = msgspec.structs.replace(here, log_dir=str(bed.temp / "removed"))
+    with pytest.raises(NodeStartError, match=r"(?s)its supervisor ended at once.*removed"):
+        node_task.NodeTask(hold_slot=True)._start(bed.bundle("ps:0"), executor, 0, "")
+    bed.assert_nothing_left()
+
+
 @pytest.mark.attack("A17")
 def test_the_secret_and_the_key_are_in_no_argv_environment_or_log(bed):
     bundle = bed.bundle("worker:0", wait_forever)
