@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import types
 from collections.abc import Collection
@@ -19,7 +20,8 @@ from tfos.control.authority import ClusterAuthority
 from tfos.control.coordinator import Coordinator
 from tfos.control.state.actions import Action
 from tfos.control.state.cluster_state import ClusterState
-from tfos.errors import PhaseError, ReservationTimeout, SettingsError
+from tfos.driver.main_fun_wait import MainFunWait
+from tfos.errors import PhaseError, ReservationTimeout, SettingsError, ShutdownTimeout
 from tfos.failure import NODE_JOB_FAILED
 from tfos.feed.request import FeedRequest
 from tfos.phases import ClusterPhase
@@ -203,6 +205,31 @@ def test_a_stream_that_cannot_stop_leaves_no_nodes(cluster):
     with pytest.raises(OSError, match="gone"):
         cluster.shutdown(ssc=types.SimpleNamespace(_jssc=never_started, stop=stop))
     assert cluster._ending._jobs.ended == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, (259_200.0, True)),
+        ({"timeout": -1}, (259_200.0, True)),
+        ({"timeout": 5}, (5.0, False)),
+        ({"timeout": None}, (math.inf, False)),
+    ],
+)
+def test_only_the_default_limit_of_shutdown_counts_from_the_last_step(
+    cluster, monkeypatch, options, limit
+):
+    asked = []
+
+    def wait(_: MainFunWait, timeout_s: float, *, from_last_step: bool) -> bool:
+        asked.append((timeout_s, from_last_step))
+        return False
+
+    monkeypatch.setattr(MainFunWait, "wait", wait)
+    said = "return or make a step" if limit[1] else "return"
+    with pytest.raises(ShutdownTimeout, match=f"main_fun did not {said} within"):
+        cluster.shutdown(**options)
+    assert asked == [limit]
 
 
 @pytest.mark.parametrize("options", [{"grace_secs": "30"}, {"grace_secs": -1}, {"timeout": 0}])

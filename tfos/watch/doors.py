@@ -206,7 +206,12 @@ def _open_ticket(
     try:
         path: Path | None = ticket.write(ticket_of(job.info, address, keys, page_url))
     except (OSError, SettingsError) as error:
-        console.line(f"`tfos status`, `tfos save` and `tfos stop` cannot find this driver: {error}")
+        step = "; set XDG_CACHE_HOME to a directory of this user, for the driver and for them"
+        is_said = getattr(error, "errno", None) is None  # our own errors say what to do
+        console.line(
+            "`tfos status`, `tfos save` and `tfos stop` cannot find this driver: "
+            f"{error}{'' if is_said else step}"
+        )
         path = None
 
     def close() -> None:

@@ -39,17 +39,23 @@ def test_a_login_of_its_own_sees_nothing(homes):
     assert len(list(homes.rglob("*.json"))) == 1
 
 
-def test_a_home_that_others_write_is_told_by_the_commands_with_what_to_do(homes):
-    """Containers often have one: no reason for lines in each run's log."""
+def test_a_home_that_others_write_is_told_with_what_to_do(homes):
+    """In the log too: a driver in a container may be seen nowhere else."""
     homes.mkdir()
     homes.chmod(0o775)
-    assert shown() == ""
+    (line,) = shown().splitlines()
+    assert line.startswith("tfos | `tfos status`, `tfos save` and `tfos stop` cannot find this")
     told = [CliRunner().invoke(main.app, [each]).output for each in ("status", "history")]
-    for text in (*told, *shown(details=True).splitlines()):
+    for text in (*told, line, *shown(details=True).splitlines()):
         assert f"others can write {homes} (mode 0775); let only its owner" in text
+        assert "XDG_CACHE_HOME to a" not in text
 
 
-def test_a_container_without_a_home_sees_nothing(homes):
+def test_a_container_without_a_home_is_told_how_to_be_found(homes):
     homes.touch()  # no directory
-    assert shown() == ""
+    (line,) = shown().splitlines()
+    assert "cannot find this driver: [Errno 20] Not a directory" in line
+    assert line.endswith(
+        "; set XDG_CACHE_HOME to a directory of this user, for the driver and for them"
+    )
     assert "`tfos history` will not have this run" in shown(details=True)
