@@ -137,6 +137,22 @@ def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
 
 
+def test_a_run_skips_the_steps_above_its_own_the_greatest_if_they_are_many(two_steps, trained):
+    for step in (3, 5):
+        save(two_steps, step, trained)
+    skipped = {
+        at: choice.steps_after(two_steps, choice.read_manifest(two_steps, at))
+        for at in (3, 5, 800, 900)
+    }
+    assert skipped == {3: (5, 800, 900), 5: (800, 900), 800: (900,), 900: ()}
+    oldest = choice.read_manifest(two_steps, 3)
+    oldest = msgspec.structs.replace(oldest, passed_over=(1, 7, 800))
+    assert choice.steps_after(two_steps, oldest) == (1, 5, 7, 800, 900)
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(choice, "MAX_PASSED_OVER", 2)
+        assert choice.steps_after(two_steps, oldest) == (800, 900)
+
+
 def test_an_empty_root_has_no_checkpoint(tmp_path):
     assert choice.latest(tmp_path / "absent") is None
     with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*steps on disk: none"):
