@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from ps.checkpoint import choice, storage
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
-from ps.checkpoint.digest import digest
+from ps.checkpoint.digest import MAX_COUNT, digest
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.dense.shard import DenseShard
@@ -458,6 +459,38 @@ def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained)
 
 
 @pytest.mark.fault("F10")
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, trained, monkeypatch):
+    synced: dict[str, int] = {}
+    renamed = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noting(descriptor):
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        fsync(descriptor)
+
+    def named(self, target):
+        files = {str(path): path.stat().st_size for path in self.iterdir()}
+        assert {Path(name).name for name in files} == {"manifest.json", "ps-0.data", "ps-1.data"}
+        assert {name: synced.get(name) for name in files} == files
+        assert str(self) in synced
+        synced.clear()
+        renamed.append(Path(target).name)
+        return rename(self, target)
+
+    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("pathlib.Path.rename", named)
+    save(tmp_path, 5, trained)
+    assert renamed == ["step-5"]
+    assert list(synced) == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("step", [-1, MAX_COUNT + 1])
+def test_a_step_outside_the_range_of_a_manifest_is_refused(tmp_path, trained, step):
+    with pytest.raises(CheckpointError, match=rf"a number in 0\.\.{MAX_COUNT}, got {step}"):
+        save(tmp_path, step, trained, save_id="ab")
+    assert choice.steps_on_disk(storage_at(tmp_path)) == []
+
+
 def test_a_save_that_was_not_committed_is_never_read(two_steps, trained):
     record = saving.write_shard(two_steps, "dead", rank=0, shard=trained[0])
     assert choice.latest(two_steps) == 900
