@@ -452,6 +452,16 @@ def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypa
 
 
 @pytest.mark.fault("F40")
+def test_a_server_that_cannot_write_leaves_the_files_of_the_others(tmp_path, trained):
+    saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
+    last = trained[1].buckets[-1]
+    nan = np.full(last.num_elements, np.nan, trained[1].dtype(last.id))
+    trained[1].set_values(last.id, nan)
+    with pytest.raises(CheckpointError, match="not saved: bucket"):
+        saving.write_shard(tmp_path, "ab", rank=1, shard=trained[1])
+    assert [path.name for path in (tmp_path / ".tmp-ab").iterdir()] == ["ps-0.data"]
+
+
 def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot write .*file/root.*MB are free"):
