@@ -459,7 +459,7 @@ def test_a_server_that_cannot_write_leaves_the_files_of_the_others(tmp_path, tra
     trained[1].set_values(last.id, nan)
     with pytest.raises(CheckpointError, match="not saved: bucket"):
         saving.write_shard(tmp_path, "ab", rank=1, shard=trained[1])
-    assert [path.name for path in (tmp_path / ".tmp-ab").iterdir()] == ["ps-0.data"]
+    assert [path.name for path in tmp_path.rglob("*.data")] == ["ps-0.data"]
 
 
 def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained):
