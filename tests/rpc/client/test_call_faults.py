@@ -21,6 +21,7 @@ from rpc.client.connection import Connection, connect, wait_any
 from rpc.endpoint import Endpoint
 from rpc.errors import (
     BusyError,
+    ConnectionClosed,
     DeadlineExceeded,
     LimitExceeded,
     PeerGone,
@@ -119,6 +120,16 @@ def wire() -> Iterator[tuple[Connection, socket.socket, Sealer]]:
     yield connection, right, Sealer(KEY)
     connection.close()
     right.close()
+
+
+def test_a_closed_connection_refuses_a_call_before_a_byte_is_sent(wire):
+    connection, peer, _ = wire
+    connection.close()
+    assert connection.closed
+    with pytest.raises(ConnectionClosed, match="is closed; connect again"):
+        connection.call(b"x", timeout_s=WAIT_S)
+    assert connection.stats().calls == 0
+    assert peer.recv(1) == b""
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 50_000_000])
