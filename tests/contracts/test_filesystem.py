@@ -174,6 +174,8 @@ def test_overwriting_is_a_choice(place):
         place.fs.write(place("file"), b"new", overwrite=False)
     assert refused.value.filename == place("file")
     assert place.read("file") == b"old"
+    place.fs.write(place("another"), b"new", overwrite=False)
+    assert place.read("another") == b"new"
     place.fs.write(place("file"), b"new")
     assert place.read("file") == b"new"
 
@@ -187,6 +189,7 @@ def test_a_directory_is_listed_in_order_with_sizes(place):
         (place("b"), 0, True),
         (place("c"), 3, False),
     ]
+    assert found[1].version == ""  # nothing tells whether what is in it has changed
     place.fs.mkdirs(place("none"))
     assert place.fs.entries(place("none")) == []
 
@@ -256,7 +259,11 @@ def test_a_directory_is_not_replaced(place):
             place.fs.rename(place("file"), place(name))
         with pytest.raises(IsADirectoryError):
             place.fs.write(place(name), b"new")
-    assert place.names() == ["empty", "file", "full"]
+    place.fs.write(place("other/inner"), b"x")
+    for name in ["empty", "full"]:
+        with pytest.raises(FileExistsError):
+            place.fs.rename(place("other"), place(name))
+    assert place.names() == ["empty", "file", "full", "other"]
 
 
 def test_deleting(place):

@@ -395,3 +395,31 @@ def test_an_event_that_the_driver_does_not_take_stops_no_heartbeat():
     each.report(messages.Listening(Endpoint("h", 1)))
     driver.wait_beats()
     each.finish(0.1)
+
+
+class DriverOfRareBeats(PlayedDriver):
+    """It hears of a node once, and then when something happens there."""
+
+    def __init__(self) -> None:
+        super().__init__("all")
+        self.reports: list[messages.Event] = []
+
+    def register(self, _register: messages.Register, **_: Any) -> messages.RegisterReply:
+        return messages.RegisterReply(accepted=True, heartbeat_s=10 * WAIT_S)
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        del seq
+        self.reports.append(event)
+
+
+def test_events_and_lines_wait_for_no_heartbeat():
+    driver = DriverOfRareBeats()
+    with reports_to(driver) as each:
+        waiting: Any = each._changed
+        wait_until(lambda: len(waiting._waiters) == 2, "both threads at rest", WAIT_S)
+        each.report(messages.Done())
+        wait_until(lambda: driver.reports == [messages.Done()], "the event", WAIT_S)
+        wait_until(lambda: len(waiting._waiters) == 2, "both threads at rest", WAIT_S)
+        each.log(("one",), 0)
+        wait_until(lambda: driver.lines == ["one"], "the line", WAIT_S)
+    assert driver.beats == 1
