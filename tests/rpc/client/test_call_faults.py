@@ -240,6 +240,32 @@ def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
     assert connection.closed
 
 
+def test_a_request_that_is_only_sent_ends_in_its_time_where_the_peer_takes_no_bytes(wire):
+    connection, _, _ = wire
+    with pytest.raises(DeadlineExceeded, match=r"request not sent to its end within 0\.1 s"):
+        connection.start(b"put", [bytes(50_000_000)], timeout_s=0.1)
+    assert connection.closed
+
+
+def test_a_request_that_is_only_sent_tells_at_once_of_a_peer_that_is_gone(wire):
+    connection, peer, _ = wire
+    peer.shutdown(socket.SHUT_WR)
+    with pytest.raises(PeerGone):
+        connection.start(b"put", [bytes(50_000_000)], timeout_s=WAIT_S)
+    assert connection.closed
+
+
+def test_a_refusal_of_a_request_that_is_only_sent_is_its_result(wire):
+    connection, peer, sealer = wire
+    peer.sendall(sealer.seal(FrameKind.ERROR, 1, encode_error("full", "no room"), 0))
+    closer = threading.Timer(0.2, peer.close)  # once the refusal is read
+    closer.start()
+    pending = connection.start(b"put", [bytes(50_000_000)], timeout_s=WAIT_S)
+    closer.join()
+    with pytest.raises(RemoteError, match="full: no room"):
+        pending.result(WAIT_S)
+
+
 @pytest.mark.fault("F29")
 def test_a_slow_client_does_not_disturb_others():
     limits = Limits(stall_timeout_s=0.5)
