@@ -102,6 +102,14 @@ def test_a_file_is_read_ahead_from_any_byte(place):
         assert file.readinto(block) == 1000
         assert block == data[3:1003]
         assert b"".join(file.ranges()) == data[1003:]
+    for content in (data, data[:8000]):  # of two ranges the second one is the last
+        place.fs.write(place("file"), content)
+        with ReadAhead(place.fs.open(place("file")), config) as file:
+            parts = [bytes(next(file.ranges()))]
+            for _ in range(2):
+                assert file.readinto(block) == 1000
+                parts.append(bytes(block))
+            assert b"".join([*parts, *file.ranges()]) == content
 
 
 def test_a_file_that_is_replaced_while_it_is_open_is_never_read_half_old_half_new(place):
