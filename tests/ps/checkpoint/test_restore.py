@@ -62,14 +62,19 @@ def state(shards):
     }
 
 
-def save(root, step, shards, save_id=None):
+def save(root, step, shards, save_id=None, job=""):
     save_id = save_id or f"{step:08x}"
     records = [
         saving.write_shard(root, save_id, rank=rank, shard=shard, extra=b"record of %d" % rank)
         for rank, shard in enumerate(shards)
     ]
     return saving.commit(
-        root, save_id, step=step, manifest=shards[0].manifest, shards=records[::-1]
+        root,
+        save_id,
+        step=step,
+        manifest=shards[0].manifest,
+        shards=records[::-1],
+        origin=saving.Origin(job=job),
     )
 
 
@@ -353,6 +358,41 @@ def test_saves_that_are_faster_than_each_look_end_it_with_both_heads(two_steps, 
 
 
 @pytest.mark.fault("F41")
+def newest_for(root, job=None):
+    """Return the step that servers of this file's model begin with."""
+    like = choice.RestoreOptions(manifest=manifest(), job=job)
+    return choice.restore_newest(root, like, lambda chain: chain[0].step)
+
+
+@pytest.mark.parametrize("job", [None, "job"])
+def test_a_newest_step_of_another_model_is_an_error_unless_it_is_damaged(tmp_path, trained, job):
+    save(tmp_path, 800, trained, job="job")
+    other = servers(1, manifest(params=PARAMS[:1]))
+    save(tmp_path, 900, other, job="job")
+    with pytest.raises(CheckpointError, match=r"is of another model.*dense/bias"):
+        newest_for(tmp_path, job)
+    damage = tmp_path / "step-900" / "ps-0.data"
+    damage.write_bytes(b"\xff" + damage.read_bytes()[1:])
+    assert newest_for(tmp_path, job) == 800
+
+
+def test_a_server_that_is_started_again_takes_the_newest_step_of_its_own_job(tmp_path, trained):
+    save(tmp_path, 800, trained, job="job")
+    save(tmp_path, 900, trained, job="another")
+    assert (newest_for(tmp_path), newest_for(tmp_path, "job")) == (900, 800)
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*900, 800"):
+        newest_for(tmp_path, "a third one")
+
+
+def test_servers_that_begin_together_read_all_files_and_one_alone_its_own(tmp_path, trained):
+    save(tmp_path, 800, trained, job="job")
+    save(tmp_path, 900, trained, job="job")
+    damage = tmp_path / "step-900" / "ps-1.data"
+    damage.write_bytes(b"\xff" + damage.read_bytes()[1:])
+    # What a server reads of its own file `restore` finds damaged itself.
+    assert (newest_for(tmp_path), newest_for(tmp_path, "job")) == (800, 900)
+
+
 def test_a_shard_of_another_step_is_refused(two_steps):
     other = (two_steps / "step-800" / "ps-0.data").read_bytes()
     target = two_steps / "step-900" / "ps-0.data"
