@@ -568,6 +568,37 @@ def test_a_commit_needs_the_files_that_the_servers_wrote(tmp_path, trained):
     assert choice.latest(tmp_path) is None
 
 
+def test_at_least_the_newest_checkpoint_is_kept(two_steps):
+    with pytest.raises(CheckpointError, match="at least 1 checkpoint is kept, asked for 0"):
+        saving.keep_newest(two_steps, 0)
+    assert saving.keep_newest(two_steps, 2) == []
+    assert saving.keep_newest(two_steps, 1) == [800]
+    assert saving.keep_newest(two_steps, 1) == []
+    assert choice.steps_on_disk(storage_at(two_steps)) == [900]
+    (two_steps / "step-900" / "manifest.json").unlink()
+    assert saving.keep_newest(two_steps, 1) == []
+    assert choice.steps_on_disk(storage_at(two_steps)) == [900]
+
+
+def test_a_delta_to_another_model_is_refused(two_steps):
+    other = servers(2, manifest(params=PARAMS[:1]))
+    records = [
+        saving.write_shard(two_steps, "ab", rank=rank, shard=shard)
+        for rank, shard in enumerate(other)
+    ]
+    base = saving.Base(900, choice.read_manifest(two_steps).save_id)
+    with pytest.raises(CheckpointError, match=r"step 901 cannot add to step 900, .* another model"):
+        saving.commit(
+            two_steps,
+            "ab",
+            step=901,
+            manifest=other[0].manifest,
+            shards=records,
+            origin=saving.Origin(base=base),
+        )
+    assert choice.latest(two_steps) == 900
+
+
 def test_writing_and_committing_may_be_repeated(tmp_path, trained):
     first = saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0], extra=b"longer record")
     again = saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
