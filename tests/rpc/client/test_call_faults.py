@@ -240,6 +240,15 @@ def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
     assert connection.closed
 
 
+def test_a_reply_is_not_to_fill_a_read_only_buffer_and_the_connection_stays(wire):
+    connection, peer, sealer = wire
+    with pytest.raises(ValueError, match="`into` holds a read-only buffer"):
+        connection.call(b"pull", into=[b"12345678"], timeout_s=WAIT_S)
+    assert not connection.closed
+    peer.sendall(sealer.seal(FrameKind.REPLY, 2, b"meta", 0))
+    assert connection.call(b"ask", timeout_s=WAIT_S).meta == b"meta"
+
+
 def test_a_request_that_is_only_sent_ends_in_its_time_where_the_peer_takes_no_bytes(wire):
     connection, _, _ = wire
     with pytest.raises(DeadlineExceeded, match=r"request not sent to its end within 0\.1 s"):
