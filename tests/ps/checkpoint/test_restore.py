@@ -357,7 +357,6 @@ def test_saves_that_are_faster_than_each_look_end_it_with_both_heads(two_steps, 
     assert len(heads) <= 12
 
 
-@pytest.mark.fault("F41")
 def newest_for(root, job=None):
     """Return the step that servers of this file's model begin with."""
     like = choice.RestoreOptions(manifest=manifest(), job=job)
@@ -393,6 +392,7 @@ def test_servers_that_begin_together_read_all_files_and_one_alone_its_own(tmp_pa
     assert (newest_for(tmp_path), newest_for(tmp_path, "job")) == (800, 900)
 
 
+@pytest.mark.fault("F41")
 def test_a_shard_of_another_step_is_refused(two_steps):
     other = (two_steps / "step-800" / "ps-0.data").read_bytes()
     target = two_steps / "step-900" / "ps-0.data"
@@ -491,7 +491,6 @@ def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypa
     restoring.verify(two_steps, choice.read_manifest(two_steps))
 
 
-@pytest.mark.fault("F40")
 def test_a_server_that_cannot_write_leaves_the_files_of_the_others(tmp_path, trained):
     saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
     last = trained[1].buckets[-1]
@@ -502,13 +501,13 @@ def test_a_server_that_cannot_write_leaves_the_files_of_the_others(tmp_path, tra
     assert [path.name for path in tmp_path.rglob("*.data")] == ["ps-0.data"]
 
 
+@pytest.mark.fault("F40")
 def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot write .*file/root.*MB are free"):
         saving.write_shard(tmp_path / "file" / "root", "ab", rank=0, shard=trained[0])
 
 
-@pytest.mark.fault("F10")
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, trained, monkeypatch):
     synced: dict[str, int] = {}
     renamed = []
@@ -541,6 +540,7 @@ def test_a_step_outside_the_range_of_a_manifest_is_refused(tmp_path, trained, st
     assert choice.steps_on_disk(storage_at(tmp_path)) == []
 
 
+@pytest.mark.fault("F10")
 def test_a_save_that_was_not_committed_is_never_read(two_steps, trained):
     record = saving.write_shard(two_steps, "dead", rank=0, shard=trained[0])
     assert choice.latest(two_steps) == 900
