@@ -267,8 +267,15 @@ def test_a_request_that_is_only_sent_tells_at_once_of_a_peer_that_is_gone(wire):
 def test_a_refusal_of_a_request_that_is_only_sent_is_its_result(wire):
     connection, peer, sealer = wire
     peer.sendall(sealer.seal(FrameKind.ERROR, 1, encode_error("full", "no room"), 0))
-    peer.close()
+
+    def close_once_it_is_read() -> None:
+        wait_until(lambda: connection.reader.received_bytes, "the refusal is read")
+        peer.close()
+
+    closer = threading.Thread(target=close_once_it_is_read)
+    closer.start()
     pending = connection.start(b"put", [bytes(50_000_000)], timeout_s=WAIT_S)
+    closer.join()
     with pytest.raises(RemoteError, match="full: no room"):
         pending.result(WAIT_S)
 
