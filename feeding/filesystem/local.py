@@ -132,7 +132,7 @@ class LocalReader:
             parts.append(part)
             offset += len(part)
             length -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read into a buffer from `offset` on; returns the bytes read, 0 at the end.

@@ -102,6 +102,14 @@ def test_a_file_is_read_ahead_from_any_byte(place):
         assert file.readinto(block) == 1000
         assert block == data[3:1003]
         assert b"".join(file.ranges()) == data[1003:]
+    for content in (data, data[:8000]):  # of two ranges the second one is the last
+        place.fs.write(place("file"), content)
+        with ReadAhead(place.fs.open(place("file")), config) as file:
+            parts = [bytes(next(file.ranges()))]
+            for _ in range(2):
+                assert file.readinto(block) == 1000
+                parts.append(bytes(block))
+            assert b"".join([*parts, *file.ranges()]) == content
 
 
 def test_a_file_that_is_replaced_while_it_is_open_is_never_read_half_old_half_new(place):
@@ -174,6 +182,8 @@ def test_overwriting_is_a_choice(place):
         place.fs.write(place("file"), b"new", overwrite=False)
     assert refused.value.filename == place("file")
     assert place.read("file") == b"old"
+    place.fs.write(place("another"), b"new", overwrite=False)
+    assert place.read("another") == b"new"
     place.fs.write(place("file"), b"new")
     assert place.read("file") == b"new"
 
@@ -187,6 +197,7 @@ def test_a_directory_is_listed_in_order_with_sizes(place):
         (place("b"), 0, True),
         (place("c"), 3, False),
     ]
+    assert found[1].version == ""  # nothing tells whether what is in it has changed
     place.fs.mkdirs(place("none"))
     assert place.fs.entries(place("none")) == []
 
@@ -256,7 +267,11 @@ def test_a_directory_is_not_replaced(place):
             place.fs.rename(place("file"), place(name))
         with pytest.raises(IsADirectoryError):
             place.fs.write(place(name), b"new")
-    assert place.names() == ["empty", "file", "full"]
+    place.fs.write(place("other/inner"), b"x")
+    for name in ["empty", "full"]:
+        with pytest.raises(FileExistsError):
+            place.fs.rename(place("other"), place(name))
+    assert place.names() == ["empty", "file", "full", "other"]
 
 
 def test_deleting(place):

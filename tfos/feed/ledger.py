@@ -105,13 +105,11 @@ class EpochLedger:
                 read.setdefault(partition, []).extend(
                     accepted.between(last.position, last.taken_rows)
                 )
-                if before:
-                    kept.append((partition, before.pack()))
+                kept.append((partition, before.pack()))
                 for start, stop in behind:
                     untrained.setdefault(partition, RowRanges()).add(start, stop)
                     found.setdefault(partition, RowRanges()).add(start, stop)
-            if worker in self._accepted:
-                self._accepted[worker] = kept
+            self._accepted[worker] = kept
             if crashes and worker in crashes:
                 is_known = last.taken_rows >= 0
                 self.suspects.note(worker, crashes[worker], untrained, read if is_known else None)

@@ -81,9 +81,9 @@ def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
     authority, origin = location.authority, "from the path"
     if not authority:
         default = values.get("fs.defaultFS", "")
-        scheme, separator, authority = default.partition("://")
+        scheme, _, authority = default.partition("://")
         authority = authority.partition("/")[0]
-        if not separator or scheme != location.scheme or not authority:
+        if scheme != location.scheme or not authority:
             where = f"fs.defaultFS is {default!r} in {directory}" if directory else _UNSET
             raise PathError(
                 f"{location} names no NameNode, and {where}; write {location.scheme}://host:port/…"

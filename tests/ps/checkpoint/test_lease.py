@@ -250,6 +250,22 @@ def test_a_held_lease_is_renewed_until_another_job_has_it(tmp_path, storage):
     assert [path.name for path in tmp_path.iterdir()] == [LEASE_NAME]
 
 
+def test_a_lease_that_is_taken_again_is_renewed_again(tmp_path, storage):
+    """Another job had it meanwhile, and has given it back."""
+    lease = Lease(storage, "job", timing=LeaseTiming(renew_s=0.01))
+    assert lease.take()
+    write(tmp_path, elsewhere())
+    with pytest.raises(CheckpointError, match="used by job 'other'"), lease.held():
+        pass
+    lease.release()
+    (tmp_path / LEASE_NAME).unlink()
+    assert lease.take()
+    beats = tmp_path / f".{LEASE_NAME}.{lease.token}.beat"
+    wait_until(lambda: b'"beat":2' in beats.read_bytes(), "a second renewal")
+    lease.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.fault("F43")
 def test_a_holder_that_was_frozen_and_followed_does_not_commit(tmp_path, storage):
     frozen = Lease(storage, "frozen")

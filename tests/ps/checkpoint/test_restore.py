@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from ps.checkpoint import choice, storage
 from ps.checkpoint import reader as reading
 from ps.checkpoint import restore as restoring
 from ps.checkpoint import writer as saving
-from ps.checkpoint.digest import digest
+from ps.checkpoint.digest import MAX_COUNT, digest
 from ps.checkpoint.format import Checkpoint
 from ps.checkpoint.storage import LocalStorage, storage_at
 from ps.dense.shard import DenseShard
@@ -61,14 +62,19 @@ def state(shards):
     }
 
 
-def save(root, step, shards, save_id=None):
+def save(root, step, shards, save_id=None, job=""):
     save_id = save_id or f"{step:08x}"
     records = [
         saving.write_shard(root, save_id, rank=rank, shard=shard, extra=b"record of %d" % rank)
         for rank, shard in enumerate(shards)
     ]
     return saving.commit(
-        root, save_id, step=step, manifest=shards[0].manifest, shards=records[::-1]
+        root,
+        save_id,
+        step=step,
+        manifest=shards[0].manifest,
+        shards=records[::-1],
+        origin=saving.Origin(job=job),
     )
 
 
@@ -135,6 +141,22 @@ def test_what_is_there_is_listed_and_the_records_come_back(two_steps):
     with pytest.raises(CheckpointError, match="has 2 shards, asked for 2"):
         records_of(two_steps, newest, 2)
     assert sorted(path.name for path in two_steps.iterdir()) == ["step-800", "step-900"]
+
+
+def test_a_run_skips_the_steps_above_its_own_the_greatest_if_they_are_many(two_steps, trained):
+    for step in (3, 5):
+        save(two_steps, step, trained)
+    skipped = {
+        at: choice.steps_after(two_steps, choice.read_manifest(two_steps, at))
+        for at in (3, 5, 800, 900)
+    }
+    assert skipped == {3: (5, 800, 900), 5: (800, 900), 800: (900,), 900: ()}
+    oldest = choice.read_manifest(two_steps, 3)
+    oldest = msgspec.structs.replace(oldest, passed_over=(1, 7, 800))
+    assert choice.steps_after(two_steps, oldest) == (1, 5, 7, 800, 900)
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(choice, "MAX_PASSED_OVER", 2)
+        assert choice.steps_after(two_steps, oldest) == (800, 900)
 
 
 def test_an_empty_root_has_no_checkpoint(tmp_path):
@@ -335,6 +357,41 @@ def test_saves_that_are_faster_than_each_look_end_it_with_both_heads(two_steps, 
     assert len(heads) <= 12
 
 
+def newest_for(root, job=None):
+    """Return the step that servers of this file's model begin with."""
+    like = choice.RestoreOptions(manifest=manifest(), job=job)
+    return choice.restore_newest(root, like, lambda chain: chain[0].step)
+
+
+@pytest.mark.parametrize("job", [None, "job"])
+def test_a_newest_step_of_another_model_is_an_error_unless_it_is_damaged(tmp_path, trained, job):
+    save(tmp_path, 800, trained, job="job")
+    other = servers(1, manifest(params=PARAMS[:1]))
+    save(tmp_path, 900, other, job="job")
+    with pytest.raises(CheckpointError, match=r"is of another model.*dense/bias"):
+        newest_for(tmp_path, job)
+    damage = tmp_path / "step-900" / "ps-0.data"
+    damage.write_bytes(b"\xff" + damage.read_bytes()[1:])
+    assert newest_for(tmp_path, job) == 800
+
+
+def test_a_server_that_is_started_again_takes_the_newest_step_of_its_own_job(tmp_path, trained):
+    save(tmp_path, 800, trained, job="job")
+    save(tmp_path, 900, trained, job="another")
+    assert (newest_for(tmp_path), newest_for(tmp_path, "job")) == (900, 800)
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*900, 800"):
+        newest_for(tmp_path, "a third one")
+
+
+def test_servers_that_begin_together_read_all_files_and_one_alone_its_own(tmp_path, trained):
+    save(tmp_path, 800, trained, job="job")
+    save(tmp_path, 900, trained, job="job")
+    damage = tmp_path / "step-900" / "ps-1.data"
+    damage.write_bytes(b"\xff" + damage.read_bytes()[1:])
+    # What a server reads of its own file `restore` finds damaged itself.
+    assert (newest_for(tmp_path), newest_for(tmp_path, "job")) == (800, 900)
+
+
 @pytest.mark.fault("F41")
 def test_a_shard_of_another_step_is_refused(two_steps):
     other = (two_steps / "step-800" / "ps-0.data").read_bytes()
@@ -434,11 +491,53 @@ def test_a_full_disk_is_reported_and_leaves_nothing(two_steps, trained, monkeypa
     restoring.verify(two_steps, choice.read_manifest(two_steps))
 
 
+def test_a_server_that_cannot_write_leaves_the_files_of_the_others(tmp_path, trained):
+    saving.write_shard(tmp_path, "ab", rank=0, shard=trained[0])
+    last = trained[1].buckets[-1]
+    nan = np.full(last.num_elements, np.nan, trained[1].dtype(last.id))
+    trained[1].set_values(last.id, nan)
+    with pytest.raises(CheckpointError, match="not saved: bucket"):
+        saving.write_shard(tmp_path, "ab", rank=1, shard=trained[1])
+    assert [path.name for path in tmp_path.rglob("*.data")] == ["ps-0.data"]
+
+
 @pytest.mark.fault("F40")
 def test_a_root_that_cannot_be_made_is_an_error_with_its_path(tmp_path, trained):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot write .*file/root.*MB are free"):
         saving.write_shard(tmp_path / "file" / "root", "ab", rank=0, shard=trained[0])
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, trained, monkeypatch):
+    synced: dict[str, int] = {}
+    renamed = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noting(descriptor):
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        fsync(descriptor)
+
+    def named(self, target):
+        files = {str(path): path.stat().st_size for path in self.iterdir()}
+        assert {Path(name).name for name in files} == {"manifest.json", "ps-0.data", "ps-1.data"}
+        assert {name: synced.get(name) for name in files} == files
+        assert str(self) in synced
+        synced.clear()
+        renamed.append(Path(target).name)
+        return rename(self, target)
+
+    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("pathlib.Path.rename", named)
+    save(tmp_path, 5, trained)
+    assert renamed == ["step-5"]
+    assert list(synced) == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("step", [-1, MAX_COUNT + 1])
+def test_a_step_outside_the_range_of_a_manifest_is_refused(tmp_path, trained, step):
+    with pytest.raises(CheckpointError, match=rf"a number in 0\.\.{MAX_COUNT}, got {step}"):
+        save(tmp_path, step, trained, save_id="ab")
+    assert choice.steps_on_disk(storage_at(tmp_path)) == []
 
 
 @pytest.mark.fault("F10")
@@ -467,6 +566,37 @@ def test_a_commit_needs_the_files_that_the_servers_wrote(tmp_path, trained):
     with pytest.raises(CheckpointError, match=r"cannot commit .*No such file"):
         saving.commit(tmp_path, "ab", step=1, manifest=manifest(), shards=records)
     assert choice.latest(tmp_path) is None
+
+
+def test_at_least_the_newest_checkpoint_is_kept(two_steps):
+    with pytest.raises(CheckpointError, match="at least 1 checkpoint is kept, asked for 0"):
+        saving.keep_newest(two_steps, 0)
+    assert saving.keep_newest(two_steps, 2) == []
+    assert saving.keep_newest(two_steps, 1) == [800]
+    assert saving.keep_newest(two_steps, 1) == []
+    assert choice.steps_on_disk(storage_at(two_steps)) == [900]
+    (two_steps / "step-900" / "manifest.json").unlink()
+    assert saving.keep_newest(two_steps, 1) == []
+    assert choice.steps_on_disk(storage_at(two_steps)) == [900]
+
+
+def test_a_delta_to_another_model_is_refused(two_steps):
+    other = servers(2, manifest(params=PARAMS[:1]))
+    records = [
+        saving.write_shard(two_steps, "ab", rank=rank, shard=shard)
+        for rank, shard in enumerate(other)
+    ]
+    base = saving.Base(900, choice.read_manifest(two_steps).save_id)
+    with pytest.raises(CheckpointError, match=r"step 901 cannot add to step 900, .* another model"):
+        saving.commit(
+            two_steps,
+            "ab",
+            step=901,
+            manifest=other[0].manifest,
+            shards=records,
+            origin=saving.Origin(base=base),
+        )
+    assert choice.latest(two_steps) == 900
 
 
 def test_writing_and_committing_may_be_repeated(tmp_path, trained):

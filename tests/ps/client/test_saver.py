@@ -149,8 +149,10 @@ def scored(value: float, metric: str = "val_loss", *, is_higher: bool = False, *
     return SaveOptions(score=Score(metric, value, is_higher), **how)
 
 
-def best_step(root: Path, metric: str = "val_loss", *, is_higher: bool = False) -> int | None:
-    found = choice.best(root, metric, higher_is_better=is_higher)
+def best_step(
+    root: Path, metric: str = "val_loss", *, is_higher: bool = False, up_to: int | None = None
+) -> int | None:
+    found = choice.best(root, metric, higher_is_better=is_higher, up_to=up_to)
     return None if found is None else found.step
 
 
@@ -164,6 +166,8 @@ def test_the_best_of_each_metric_is_kept_beside_the_newest_also_by_the_next_run(
         client.save(tmp_path, 9, options=SaveOptions(keep=2))
     assert steps_in(tmp_path) == [9, 8, 7, 2]
     assert (best_step(tmp_path), best_step(tmp_path, "auc", is_higher=True)) == (2, 7)
+    assert best_step(tmp_path, "auc") is None  # a smaller one is better: another kind of score
+    assert (best_step(tmp_path, up_to=2), best_step(tmp_path, up_to=1)) == (2, None)
     with cluster("inproc", num_servers=3) as bed:  # other servers, which know no score
         client = bed.client()
         assert client.restore(tmp_path) == 9

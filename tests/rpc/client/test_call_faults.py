@@ -21,6 +21,7 @@ from rpc.client.connection import Connection, connect, wait_any
 from rpc.endpoint import Endpoint
 from rpc.errors import (
     BusyError,
+    ConnectionClosed,
     DeadlineExceeded,
     LimitExceeded,
     PeerGone,
@@ -119,6 +120,16 @@ def wire() -> Iterator[tuple[Connection, socket.socket, Sealer]]:
     yield connection, right, Sealer(KEY)
     connection.close()
     right.close()
+
+
+def test_a_closed_connection_refuses_a_call_before_a_byte_is_sent(wire):
+    connection, peer, _ = wire
+    connection.close()
+    assert connection.closed
+    with pytest.raises(ConnectionClosed, match="is closed; connect again"):
+        connection.call(b"x", timeout_s=WAIT_S)
+    assert connection.stats().calls == 0
+    assert peer.recv(1) == b""
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 50_000_000])
@@ -228,6 +239,46 @@ def test_an_error_that_comes_before_the_request_is_sent_is_delivered(wire):
     with pytest.raises(RemoteError, match="full: no room"):
         connection.call(b"push", [bytes(50_000_000)], timeout_s=WAIT_S)
     assert connection.closed
+
+
+def test_a_reply_is_not_to_fill_a_read_only_buffer_and_the_connection_stays(wire):
+    connection, peer, sealer = wire
+    with pytest.raises(ValueError, match="`into` holds a read-only buffer"):
+        connection.call(b"pull", into=[b"12345678"], timeout_s=WAIT_S)
+    assert not connection.closed
+    peer.sendall(sealer.seal(FrameKind.REPLY, 2, b"meta", 0))
+    assert connection.call(b"ask", timeout_s=WAIT_S).meta == b"meta"
+
+
+def test_a_request_that_is_only_sent_ends_in_its_time_where_the_peer_takes_no_bytes(wire):
+    connection, _, _ = wire
+    with pytest.raises(DeadlineExceeded, match=r"request not sent to its end within 0\.1 s"):
+        connection.start(b"put", [bytes(50_000_000)], timeout_s=0.1)
+    assert connection.closed
+
+
+def test_a_request_that_is_only_sent_tells_at_once_of_a_peer_that_is_gone(wire):
+    connection, peer, _ = wire
+    peer.shutdown(socket.SHUT_WR)
+    with pytest.raises(PeerGone):
+        connection.start(b"put", [bytes(50_000_000)], timeout_s=WAIT_S)
+    assert connection.closed
+
+
+def test_a_refusal_of_a_request_that_is_only_sent_is_its_result(wire):
+    connection, peer, sealer = wire
+    peer.sendall(sealer.seal(FrameKind.ERROR, 1, encode_error("full", "no room"), 0))
+
+    def close_once_it_is_read() -> None:
+        wait_until(lambda: connection.reader.received_bytes, "the refusal is read")
+        peer.close()
+
+    closer = threading.Thread(target=close_once_it_is_read)
+    closer.start()
+    pending = connection.start(b"put", [bytes(50_000_000)], timeout_s=WAIT_S)
+    closer.join()
+    with pytest.raises(RemoteError, match="full: no room"):
+        pending.result(WAIT_S)
 
 
 @pytest.mark.fault("F29")

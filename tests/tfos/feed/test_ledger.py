@@ -120,6 +120,7 @@ def test_rows_that_a_lost_worker_said_it_trained_are_not_fed_again():
     report = FeedReport(4, rows=30, accepted={0: other.pack(), 1: lost.pack()})
     assert ledger.add([report]) == 0
     assert ledger.counts_on(1)
+    assert not ledger.counts_on(2)  # it accepted nothing that its crash could be blamed on
     again = ledger.take_lost({1: EpochRowCounts(3, accepted_rows=20, trained_rows=13)})
     assert (again, num_rows(again)) == ({4: ((23, 30),)}, 7)
     assert not ledger.counts_on(1)
@@ -171,3 +172,33 @@ def test_blamed_rows_are_left_out_of_what_is_fed_again():
     rows = {0: ((0, 10), (20, 30)), 1: ((5, 6),), 2: ((0, 9),)}
     kept = ledger.leave_out(rows, {0: ((8, 24),), 1: ((0, 50),)})
     assert kept == {0: ((0, 8), (24, 30)), 2: ((0, 9),)}
+    assert ledger.report({}, {}, seconds=1.0).skipped_rows == 7
+
+
+def test_crashes_before_rows_were_left_out_blame_no_others():
+    ledger = EpochLedger("input", 0)
+    ledger.suspects.note(0, "killed by SIGSEGV", {0: ((0, 10),)})
+    ledger.leave_out({0: ((0, 10),)}, {0: ((0, 5),)})
+    for worker in (1, 2):
+        ledger.suspects.note(worker, "killed by SIGSEGV", {0: ((5, 10),)})
+    assert ledger.suspects.blamed() == {}
+
+
+def test_rows_that_no_worker_was_left_to_take_are_fed_again_and_not_dropped_yet():
+    ledger = EpochLedger("input", 0)
+    ledger.add([FeedReport(0, rows=10, partition_rows=10, dropped_rows=10)])
+    report = FeedReport(1, rows=9, partition_rows=9, dropped_rows=9, unsent=((2, 6), (8, 9)))
+    assert ledger.add([report]) == 4
+    assert ledger.has_unsent
+    assert ledger.take_lost({}) == {1: ((2, 6), (8, 9))}
+    assert not ledger.has_unsent
+
+
+def test_rows_of_a_partition_that_was_computed_otherwise_replace_no_lost_ones():
+    ledger = EpochLedger("input", 0)
+    rows = AcceptedRows([(0, 10, 0)]).pack()
+    ledger.add([FeedReport(0, rows=10, partition_rows=10, accepted={1: rows})])
+    ledger.take_lost({1: EpochRowCounts(0)})
+    again = FeedReport(0, rows=10, partition_rows=12, accepted={2: rows})
+    assert ledger.add([again], again=True) == 10
+    assert not ledger.counts_on(2)

@@ -142,6 +142,16 @@ def test_the_ledger_suspects_what_a_crashed_worker_had_read_if_that_is_known():
     assert ledger.suspects.blamed() == {2: ((80, 90),)}
 
 
+def test_a_crashed_worker_that_had_read_nothing_is_no_reason_to_blame_a_row_that_others_read():
+    ledger, rows = EpochLedger("input", 0), AcceptedRows([(0, 100, 0)]).pack()
+    for process, taken in enumerate([40, 40, 0]):
+        report = FeedReport(2, rows=100, partition_rows=100, accepted={process: rows})
+        ledger.add([report], again=process > 0)
+        last = EpochRowCounts(0, 100, 0, taken)
+        ledger.take_lost({process: last}, {process: "killed by SIGKILL"})
+    assert ledger.suspects.blamed() == {2: ((0, 100),)}  # what receives rows may crash, too
+
+
 def test_what_is_known_of_one_crash_narrows_what_was_at_the_others():
     """The fourth worker is cut off, no crash."""
     ledger, rows = EpochLedger("input", 0), AcceptedRows([(0, 100, 0)]).pack()

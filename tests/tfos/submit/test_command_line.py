@@ -71,6 +71,15 @@ def options(**changed: Any) -> str:
         ({"master": "local[4]"}, "--master local[4] --deploy-mode client"),
         (
             {
+                "master": "local-cluster",
+                "workers": 2,
+                "resources": RoleResources(workers=Resources(cores=2)),
+            },
+            "--master local-cluster[2,2,1024] --deploy-mode client "
+            "--conf spark.task.cpus=2 --conf spark.tfos.workers.cores=2",
+        ),
+        (
+            {
                 "ps": 1,
                 "workers": 2,
                 "resources": RoleResources(Resources(cores=2), Resources(cores=4, gpus=1), "pack"),
@@ -207,6 +216,10 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
             "executor.memory = '1g': master local[2] has one executor, inside the driver",
         ),
         (
+            {"master": "local", "executor": Given(gpus=1)},
+            "executor.gpus = 1: master local has one executor, inside the driver",
+        ),
+        (
             {"master": "local-cluster[2,1,1024]", "executor": Given(cores=2)},
             "executor.cores = 2: master local-cluster[2,1,1024] says it already",
         ),
@@ -224,6 +237,10 @@ def test_variables_are_the_drivers_own_in_client_mode_only():
         (
             {"master": "local[4]", "resources": RoleResources(workers=Resources(cores=4))},
             "workers.cores = 4: master local[4] has one executor, inside the driver",
+        ),
+        (
+            {"master": "local", "resources": RoleResources(workers=Resources(gpus=1))},
+            "workers.gpus = 1: master local has one executor, inside the driver",
         ),
         (
             {"master": "local-cluster", "resources": RoleResources(workers=Resources(memory="1g"))},

@@ -136,6 +136,9 @@ def test_what_is_left_out_is_one_worker_in_client_mode(here: Path):
         ({"roles": {"placement": "even"}}, "'even': allowed is 'spread' or 'pack'"),
         ({"program": "none.py"}, "program: 'none.py' is not there: "),
         ({"files": ["a,b"]}, "files: 'a,b' has a comma"),
+        ({"packages": ["g:a:1", " "]}, "packages = ['g:a:1', ' ']: allowed is a list of Maven"),
+        ({"args": ["a", True]}, "args = ['a', True]: allowed is a list of strings and numbers"),
+        ({"name": "a\0b"}, "name = 'a\\x00b': allowed is a non-empty string"),
         ({"py_files": ["gone.py"]}, "py_files: 'gone.py' is not there"),
     ],
 )

@@ -105,6 +105,21 @@ def test_a_token_file_says_for_whom_and_until_when(tmp_path, content):
     assert hdfs_tokens(tmp_path / "tokens") == [token]
 
 
+def test_tokens_of_long_names_are_read():
+    service = b"ha-hdfs:" + b"n" * 300
+    (token,) = hdfs_tokens_of(protobuf(service))
+    assert token.service == service.decode()
+
+
+def test_other_secrets_in_a_token_file_are_left_out():
+    other = WRITTEN[6:-1].replace(b"\x15HDFS_DELEGATION_TOKEN", b"\x15HIVE_DELEGATION_TOKEN")
+    both = b"HDTS\x00\x02" + other + WRITTEN[6:-1] + b"\x00"
+    assert hdfs_tokens_of(both) == hdfs_tokens_of(WRITTEN)
+    secret = field(2, field(1, b"alias") + field(3, b"secret"))
+    token = protobuf(b"127.0.0.1:13101")[7:]
+    assert hdfs_tokens_of(b"HDTS\x01" + message(secret + token)) == hdfs_tokens_of(WRITTEN)
+
+
 def test_no_cut_of_a_token_file_is_taken_for_one():
     for content in (WRITTEN, protobuf(b"127.0.0.1:13101")):
         for length in range(len(content) - 1):
@@ -149,6 +164,10 @@ def test_the_next_step_says_what_is_wrong_with_the_token_file(tmp_path):
     assert f"in {path} ended at 20" in next_step(NAMENODE, environ)
     file_with(tmp_path, until(time.time() * 1000 + 30_000))
     assert f"in {path} ends at 20" in next_step(NAMENODE, environ)
+    ended = until(time.time() * 1000 - 5000)[6:-1]
+    for tokens in (ended + WRITTEN[6:-1], WRITTEN[6:-1] + ended):
+        file_with(tmp_path, b"HDTS\x00\x02" + tokens + b"\x00")
+        assert "was not renewed in time or was cancelled" in next_step(NAMENODE, environ)
 
 
 def test_the_token_of_a_name_service_is_found(tmp_path):
@@ -169,6 +188,7 @@ def test_a_ticket_cache_says_whose_ticket_is_in_it_and_until_when():
     expected = KerberosTicket("alice@TFOS.TEST", END_S)
     assert newest_ticket_of(CACHE_HEAD + note + granting + service + note) == expected
     assert newest_ticket_of(CACHE_HEAD + service).end_s == END_S + 9
+    assert newest_ticket_of(CACHE_HEAD + ticket(GRANTING, END_S - 9) + granting) == expected
     older = ticket(GRANTING, END_S, b"\0\x12\0\x12")
     assert newest_ticket_of(b"\x05\x03" + ALICE + older) == expected
     for content, words in ((CACHE_HEAD + note, "it has no ticket"), (b"HDTS", "neither 0503 nor")):

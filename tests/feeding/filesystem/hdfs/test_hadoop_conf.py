@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import pytest
 
@@ -124,6 +125,13 @@ def test_who_cannot_prove_themselves_learns_why_and_what_to_do(error, words):
     assert str(seen) == f"cannot read hdfs://nn:8020/x: {words} (NameNode hdfs://nn); kinit"
 
 
+def test_a_path_that_the_namenode_does_not_take_is_an_error_of_the_path():
+    refused = rpc("fs.InvalidPathException", "Invalid path name")
+    seen = translate(refused, action="look at", path="hdfs://nn/x:y", who="user 'a'")
+    assert isinstance(seen, PathError)
+    assert str(seen) == "cannot look at hdfs://nn/x:y: InvalidPathException: Invalid path name"
+
+
 def test_an_error_without_words_is_called_by_its_name():
     assert sentence(OSError()) == "OSError"
 
@@ -162,6 +170,26 @@ def test_the_path_says_which_namenode_or_the_configuration_does(conf_dir):
 def test_a_path_without_a_namenode_says_what_to_write(environ):
     with pytest.raises(PathError, match=r"hdfs:///x names no NameNode.*write hdfs://host:port/"):
         namenode_of(parse("hdfs:///x"), environ)
+
+
+@pytest.mark.parametrize("default", ["file:///", "viewfs://ns1/", "nn:8020", "hdfs:///", "hdfs"])
+def test_a_default_file_system_that_is_no_namenode_is_named(tmp_path, default):
+    (tmp_path / "core-site.xml").write_text(
+        f"<configuration><property><name>fs.defaultFS</name><value>{default}</value></property>"
+        "</configuration>"
+    )
+    said = f"names no NameNode, and fs.defaultFS is '{default}' in {tmp_path}; write hdfs://host"
+    with pytest.raises(PathError, match=re.escape(said)):
+        namenode_of(parse("hdfs:///x"), {"HADOOP_CONF_DIR": str(tmp_path)})
+
+
+def test_a_property_without_a_name_or_a_value_sets_nothing(tmp_path):
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>a</name></property><property><value>b</value></property>"
+        "<property><name> c </name><value> d </value></property>"
+        "<property><name>e</name><value></value></property></configuration>"
+    )
+    assert read_configuration(tmp_path) == {"c": "d", "e": ""}
 
 
 def test_the_configuration_says_whether_users_prove_themselves(conf_dir):

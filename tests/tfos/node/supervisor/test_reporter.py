@@ -19,7 +19,7 @@ from tfos.control import messages
 from tfos.control.restarts.node_end import is_from_outside
 from tfos.errors import ControlFailed, ControlUnavailable
 from tfos.failure import NodeId, is_symptom
-from tfos.node.supervisor.reporter import HeartbeatState, Reporter, Unwanted
+from tfos.node.supervisor.reporter import HeartbeatState, Registered, Reporter, Unwanted
 
 
 def reporter(connect, notices):
@@ -395,3 +395,71 @@ def test_an_event_that_the_driver_does_not_take_stops_no_heartbeat():
     each.report(messages.Listening(Endpoint("h", 1)))
     driver.wait_beats()
     each.finish(0.1)
+
+
+class DriverOfRareBeats(PlayedDriver):
+    """It hears of a node once, and then when something happens there."""
+
+    def __init__(self) -> None:
+        super().__init__("all")
+        self.reports: list[messages.Event] = []
+
+    def register(self, _register: messages.Register, **_: Any) -> messages.RegisterReply:
+        return messages.RegisterReply(accepted=True, heartbeat_s=10 * WAIT_S)
+
+    def report(self, event: messages.Event, seq: int, **_: Any) -> None:
+        del seq
+        self.reports.append(event)
+
+
+def test_events_and_lines_wait_for_no_heartbeat():
+    driver = DriverOfRareBeats()
+    with reports_to(driver) as each:
+        waiting: Any = each._changed
+        wait_until(lambda: len(waiting._waiters) == 2, "both threads at rest", WAIT_S)
+        each.report(messages.Done())
+        wait_until(lambda: driver.reports == [messages.Done()], "the event", WAIT_S)
+        wait_until(lambda: len(waiting._waiters) == 2, "both threads at rest", WAIT_S)
+        each.log(("one",), 0)
+        wait_until(lambda: driver.lines == ["one"], "the line", WAIT_S)
+    assert driver.beats == 1
+
+
+class DriverThatRefuses(PlayedDriver):
+    """It has this attempt already, or no such node."""
+
+    def register(self, _register: messages.Register, **_: Any) -> messages.RegisterReply:
+        return messages.RegisterReply(accepted=False, reason="a newer attempt runs")
+
+
+def test_a_node_that_the_driver_refuses_ends_with_its_words_and_sends_no_heartbeat():
+    notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    driver = DriverThatRefuses("all")
+    each = reporter(lambda: driver, notices)
+    each.start()
+    assert notices.get(timeout=WAIT_S) == Unwanted("a newer attempt runs")
+    each.finish(WAIT_S)
+    assert (driver.beats, notices.empty()) == (0, True)
+
+
+class DriverThatReplaces(PlayedDriver):
+    """It gives orders, and then the attempt up."""
+
+    def orders(self, post: Any, lost: Any) -> None:
+        post("an order")
+        lost("the stream of orders broke")
+
+    def heartbeat(self, _beat: messages.Heartbeat) -> messages.HeartbeatReply:
+        return messages.HeartbeatReply(fenced=True)
+
+
+def test_the_node_hears_of_its_registration_of_orders_and_of_its_replacement():
+    notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    each = reporter(lambda: DriverThatReplaces("none"), notices)
+    each.start()
+    first, order, lost, replaced = (notices.get(timeout=WAIT_S) for _ in range(4))
+    assert isinstance(first, Registered)
+    assert first.reply.accepted
+    assert (order, lost) == ("an order", Unwanted("the stream of orders broke"))
+    assert "a newer one replaced it" in replaced.reason
+    each.finish(WAIT_S)
