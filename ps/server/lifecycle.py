@@ -60,12 +60,11 @@ class Lifecycle:
         Raises:
             ServerPhaseError: there is none yet.
         """
-        with self._changed:  # `install` changes the phase, for all to see, before the shard
-            if self.shard is None:
-                raise ServerPhaseError(
-                    f"ps:{self.settings.rank} is {self.phase.value} and holds no values"
-                )
-            return self.shard
+        if self.shard is None:
+            raise ServerPhaseError(
+                f"ps:{self.settings.rank} is {self.phase.value} and holds no values"
+            )
+        return self.shard
 
     def describe(self) -> Description:
         """This server as it is now."""
@@ -158,8 +157,8 @@ class Lifecycle:
                 if not news:
                     if self.stopping.is_set() or self.phase is ServerPhase.DRAINING:
                         return False  # while it was restored
+                    self.shard = shard  # before the phase, which others read without the lock
                     self._move(ServerPhase.SERVING)
-                    self.shard = shard
                     return True
             for kind, worker, generation in news:
                 if kind == "fence":
