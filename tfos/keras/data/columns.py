@@ -267,18 +267,8 @@ def _select(columns: Any, selector: Any, what: str) -> Any:
     names = list(selector)
     if len(set(names)) < len(names):
         raise SettingsError(f"{what}={names} has a column twice; name each once")
-    return _side_by_side(_several(columns, names, what), what)
-
-
-def _several(columns: Any, selectors: Sequence[int | str], what: str) -> dict[int | str, Any]:
-    """Return values by their selectors; positions of named columns are looked up in one list."""
-    by_place = list(columns.values()) if isinstance(columns, Mapping) else []
-    return {
-        each: by_place[each]
-        if isinstance(each, int) and -len(by_place) <= each < len(by_place)
-        else _one(columns, each, what)
-        for each in selectors
-    }
+    by_place = list(columns.values()) if isinstance(columns, Mapping) else None
+    return _side_by_side({each: _one(columns, each, what, by_place) for each in names}, what)
 
 
 def _select_inside(row: Array, selector: Any, what: str) -> Any:
@@ -297,11 +287,12 @@ def _select_inside(row: Array, selector: Any, what: str) -> Any:
         ) from None
 
 
-def _one(columns: Any, selector: Any, what: str) -> Any:
+def _one(columns: Any, selector: Any, what: str, by_place: Sequence[Any] | None = None) -> Any:
+    """Return one value; `by_place` has all of them in order, if the caller made that list."""
     named = isinstance(columns, Mapping)
     try:
         if isinstance(selector, int) and named:
-            return list(columns.values())[selector]
+            return (by_place or list(columns.values()))[selector]
         if named and selector not in columns and "." in selector:
             struct, field = selector.split(".", 1)
             return _one(columns[struct], field, what)
