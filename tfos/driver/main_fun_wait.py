@@ -49,10 +49,14 @@ class MainFunWait:
             timeout_s: seconds.
             from_last_step: begin anew after that time if the workers have made steps meanwhile.
         """
-        steps = -1.0
-        while steps != (steps := self._coordinator.read(_steps)):
-            shown_wait(self._coordinator, self._console, _nobody_trains, timeout_s, self._line)
-            if not from_last_step or self._coordinator.read(_nobody_trains):
+        coordinator = self._coordinator
+        steps = coordinator.read(_steps)
+        while (
+            not shown_wait(coordinator, self._console, _nobody_trains, timeout_s, self._line)
+            and from_last_step
+        ):
+            before, steps = steps, coordinator.read(_steps)
+            if steps == before:
                 break
         if not self._is_fed:
             self._show_end()
