@@ -37,7 +37,16 @@ MAY_IMPORT = {
             "cryptography",
             "grpc",
         ),
-        *("keras", "prometheus_client", "psutil", "pyarrow", "pyspark", "rich", "tensorboard"),
+        *(
+            "keras",
+            "optree",
+            "prometheus_client",
+            "psutil",
+            "pyarrow",
+            "pyspark",
+            "rich",
+            "tensorboard",
+        ),
         *("IPython", "elftools", "starlette", "tensorflow", "typer", "uvicorn"),
     },
 }

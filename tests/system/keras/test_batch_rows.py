@@ -46,3 +46,13 @@ def test_tables_of_equal_keys_share_a_route_if_they_take_equal_ids():
     assert len({id(each) for each in routed.values()}) == 3
     for name, keys in zip(routed, [ids, others, ids, ids], strict=True):
         assert routed[name].unique[routed[name].inverse].tolist() == keys.tolist()
+
+
+def test_keys_that_only_begin_alike_have_routes_of_their_own():
+    first = np.arange(40)
+    keys = [first, np.append(first[:39], 99), first[:20], first.copy()]
+    layers = [Layer(f"of {len(own)}, {at}", 4, None) for at, own in enumerate(keys)]
+    routed = list(planned(layers, keys).values())
+    for found, own in zip(routed, keys, strict=True):
+        assert found.unique[found.inverse].tolist() == own.tolist()
+    assert len({id(each) for each in routed[:3]}) == 3

@@ -55,3 +55,57 @@ def test_a_function_that_captures_variables_reads_their_newest_values():
     assert float(call(tf.constant(2.0))) == 2.0
     variable.assign(5.0)
     assert float(call(tf.constant(3.0))) == 15.0
+
+
+def test_what_is_captured_at_each_call_is_asked_for_at_each_call():
+    now = [1.0]
+
+    def work(given):
+        graph = tf.compat.v1.get_default_graph()
+        spec = tf.TensorSpec([], tf.float32)
+        return given * graph.capture_call_time_value(lambda: tf.constant(now[0]), spec)
+
+    call, _ = called((tf.constant(2.0),), work)
+    for value in (5.0, 6.0, 7.0):
+        now[0] = value
+        assert float(call(tf.constant(2.0))) == 2 * value
+
+
+def test_named_results_keep_their_order():
+    call, concrete = called(
+        (tf.constant(2.0),), lambda given: {"loss": given, "accuracy": given + 1, "b": {"z": given}}
+    )
+    for _ in range(2):
+        assert list(call(tf.constant(2.0))) == list(concrete(tf.constant(2.0)))
+
+
+def test_the_calling_thread_gives_what_tensorflows_threads_give():
+    given = tf.random.stateless_normal([64, 64], [1, 2])
+    variable = tf.Variable(given)
+
+    def work(first):
+        variable.assign_add(first)
+        return {"b": first @ variable, "a": [tf.reduce_sum(first), None]}
+
+    concrete = tf.function(work).get_concrete_function(given)
+    found = []
+    for in_this_thread in (False, True):
+        variable.assign(given)
+        call = CompiledCall(concrete, in_this_thread=in_this_thread)
+        found.append([call(given) for _ in range(3)])
+    for several, one in zip(*found, strict=True):
+        np.testing.assert_array_equal(several["b"], one["b"])
+        np.testing.assert_array_equal(several["a"][0], one["a"][0])
+        assert one["a"][1] is None
+
+
+def test_an_operation_that_fails_is_named_as_by_tensorflow():
+    def work(first):
+        return tf.debugging.check_numerics(first, "a bad number", name="looked_at")
+
+    call = CompiledCall(tf.function(work).get_concrete_function(tf.TensorSpec([None], tf.float32)))
+    call(tf.constant([1.0]))
+    with pytest.raises(tf.errors.InvalidArgumentError) as found:
+        call(tf.constant([np.nan]))
+    for part in ("Graph execution error", "looked_at", "a bad number"):
+        assert part in str(found.value)

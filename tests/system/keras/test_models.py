@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -274,6 +276,24 @@ def test_a_non_finite_gradient_can_be_skipped_and_its_batch_is_in_no_metric(clus
     assert len(seen) == 8
     assert {name: value for name, (value,) in fitted.history.items()} == pytest.approx(expected)
     assert all(np.isfinite(list(logs.values())).all() for logs in seen)
+
+
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize("settings", [{}, {"on_nonfinite": "skip"}], ids=["error", "skip"])
+def test_finite_gradients_whose_squares_overflow_are_pushed(cluster, settings):
+    def huge(_, outputs):
+        return 1e25 * keras.ops.mean(outputs)
+
+    model = small()
+    model.compile(keras.optimizers.SGD(1e-25), huge)
+    distribute(model, cluster.contexts[0], **settings)
+    before = model.get_weights()
+    model.fit(X[:64], Y[:64], batch_size=32, verbose=0)
+    assert cluster.pushes == 2
+    assert not np.array_equal(model.get_weights()[-1], before[-1])
+    with pytest.raises(NonFiniteGradient) if not settings else contextlib.nullcontext():
+        model.fit(np.full_like(X[:32], np.inf), Y[:32], batch_size=32, verbose=0)
+    assert cluster.pushes == 2
 
 
 @pytest.mark.fault("F48")

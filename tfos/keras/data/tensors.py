@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 import msgspec
+import numpy as np
+import optree
 from keras import tree
 
 from feeding.columnar.batch import Ragged
@@ -62,10 +64,15 @@ def constant(values: Any) -> Any:
     """Return nested arrays as tensors, and Ragged as tf.RaggedTensor [batch, None]."""
     import tensorflow as tf
 
-    def convert(leaf: Any) -> Any:
-        return ragged(leaf) if isinstance(leaf, Ragged) else tf.constant(leaf)
-
-    return tree.map_structure(convert, values)
+    if type(values) is np.ndarray:
+        return tf.constant(values)
+    if type(values) is dict:  # what most batches are: Keras takes longer to walk it than to copy it
+        return {name: constant(each) for name, each in values.items()}
+    if type(values) is tuple:
+        return tuple(map(constant, values))
+    if isinstance(values, Ragged):
+        return ragged(values)
+    return tree.map_structure(constant, values) if tree.is_nested(values) else tf.constant(values)
 
 
 def ragged(column: Ragged) -> Any:
@@ -77,8 +84,13 @@ def ragged(column: Ragged) -> Any:
 
 def num_rows(data: Any) -> int:
     """Return the rows of a batch: the first dimension of its first tensor."""
-    for leaf in tree.flatten(data):
-        if leaf is not None and leaf.shape.rank:
+    import tensorflow as tf
+
+    for leaf in optree.tree_iter(data):
+        if isinstance(leaf, tf.__internal__.EagerTensor):
+            if shape := leaf._shape_tuple():  # `shape` makes an object
+                return int(shape[0])
+        elif leaf.shape.rank:
             return int(leaf.shape[0] if leaf.shape[0] is not None else leaf.nrows())
     return 1
 

@@ -32,6 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Route = Callable[[Mapping[str, Array]], "dict[str, RoutedIds]"]
 RowGradient = tuple[Any, Any]
 """Values [n, dim] and indices [n], as in tf.IndexedSlices."""
+MARK_KEYS = 16
+"""First keys of a call by which those of another one that may be equal are found."""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class RowPlanner:
             of_table.setdefault(call.layer.table, []).append(at)
         positions: list[Any] = [None] * len(ahead)
         routed: dict[str, RoutedIds] = {}
-        others: dict[Hashable, RoutedIds] = {}
+        others: dict[Hashable, tuple[Array, RoutedIds]] = {}
         for name, places in of_table.items():
             own = [(keys[at], _is_id(keys[at], ahead[at].layer.pad_key)) for at in places]
             kept = [flat if mask is None else flat[mask] for flat, mask in own]
@@ -179,16 +181,21 @@ class RowPlanner:
         ids = self._routed_alone(name, keys)
         return ids, ids.summed(values)
 
-    def _routed(self, name: str, keys: Array, others: dict[Hashable, RoutedIds]) -> RoutedIds:
+    def _routed(
+        self, name: str, keys: Array, others: dict[Hashable, tuple[Array, RoutedIds]]
+    ) -> RoutedIds:
         """Return the route of a table's keys; tables of the same ids, as of dim 16 and 1, share it.
 
-        others: routes of the batch's tables, by what a route depends on; a new one is added.
+        others: keys and routes of the batch's tables, by kind and first keys; a new one is added.
         """
         spec = self._specs[name]
-        mark = (spec.id_kind, spec.max_id, keys.tobytes())
-        if mark not in others:
-            others[mark] = self._routed_alone(name, keys)
-        return others[mark]
+        mark = (spec.id_kind, spec.max_id, keys[:MARK_KEYS].tobytes())
+        known = others.get(mark)
+        if known is not None and np.array_equal(keys, known[0]):
+            return known[1]
+        routed = self._routed_alone(name, keys)
+        others[mark] = keys, routed
+        return routed
 
     def _routed_alone(self, name: str, keys: Array) -> RoutedIds:
         return self._route({name: from_bits(self._specs[name], keys)})[name]

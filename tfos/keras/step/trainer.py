@@ -369,7 +369,8 @@ class PSTrainer:
             table_rows = tables.rows_of(batch)
         with self.times.on("compute"), lookup_errors.typed_errors():
             output = attached.step(data, table_rows)
-            is_finite, is_complete = bool(output.finite), bool(output.complete)
+            is_finite = bool(output.finite)
+            is_complete = not attached.step.accumulates or bool(output.complete)
         num_rows = tensors.num_rows(data)
         if not is_finite:
             self._refuse(attached, output, num_rows, table_rows)

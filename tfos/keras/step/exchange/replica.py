@@ -56,33 +56,37 @@ class Received:
 
 
 class GroupAssignment:
-    """Gives the variables of one group their parts of a flat array.
+    """Gives the variables of one group their parts of a flat array, and a counter its value.
 
     Making a tensor from an array costs more than assigning a variable, so the array becomes one
     tensor, which a compiled function cuts. It runs in the calling thread: waking TensorFlow's
-    threads costs more than the work.
+    threads costs more than the work. An assignment of the counter alone costs as much again.
 
     Args:
         group: the variables.
+        counter: a scalar variable.
     """
 
-    def __init__(self, group: VariableGroup) -> None:
+    def __init__(self, group: VariableGroup, counter: Any) -> None:
         import tensorflow as tf
 
         self._ranges = [(v.value, tuple(v.shape), part) for v, part in group.ranges]
-        spec = tf.TensorSpec([sum(group.sizes)], group.dtype)
-        assign = tf.function(group.assign, autograph=False)
-        self._assign = CompiledCall(assign.get_concrete_function(spec))
 
-    def share(self, flat: Array) -> None:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def assign(flat: Any, count: Any) -> None:
+            group.assign(flat)
+            counter.assign(count, read_value=False)
+
+        given = tf.TensorSpec([sum(group.sizes)], group.dtype), tf.TensorSpec([], counter.dtype)
+        self._assign = CompiledCall(assign.get_concrete_function(*given), in_this_thread=True)
+
+    def share(self, flat: Array, count: Array) -> None:
         """Let the variables share the memory of `flat` [elements] where the alignment allows it."""
         import tensorflow as tf
 
         # An op takes an array as it is. `tf.constant` would copy it; a tensor by DLPack needs the
         # GIL when it is released, which happens under the lock of a variable.
-        tensor = tf.raw_ops.Identity(input=flat)
-        with tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-            self._assign(tensor)
+        self._assign(tf.raw_ops.Identity(input=flat), tf.constant(count))
 
     def copy(self, flat: Array) -> None:
         """Give each variable a copy of its part of `flat` [elements], in memory of its own.
@@ -105,8 +109,10 @@ class Replica:
 
     def __init__(self, groups: Sequence[VariableGroup], optimizer: Any) -> None:
         self._groups = tuple(groups)
-        self._assignments = {group.name: GroupAssignment(group) for group in groups}
         self._iterations = optimizers.unwrap(optimizer)._iterations.value
+        self._assignments = {
+            group.name: GroupAssignment(group, self._iterations) for group in groups
+        }
         self._batches_per_update = optimizers.batches_per_update(optimizer)
         self._given: list[Received] = []
         self._adopted: Received | None = None
@@ -201,29 +207,37 @@ class Replica:
         """
         self._copies.clear()  # before the variables get other memory, so that this memory is free
         is_full = sum(given.is_shared for given in self._given) >= MAX_SHARED
+        count = self._count_of(iterations)
+        is_counted = False
         for group in self._groups:
             if not group.trainable and not statistics:
                 continue
-            assignment = self._assignments[group.name]
-            if not group.trainable:
-                assignment.share(received.arrays[group.name].copy())
-            elif is_full:
-                assignment.copy(received.arrays[group.name])
-            else:
-                assignment.share(received.export(group.name))
+            assignment, values = self._assignments[group.name], received.arrays[group.name]
+            if group.trainable and is_full:
+                assignment.copy(values)
+                continue
+            own = received.export(group.name) if group.trainable else values.copy()
+            assignment.share(own, count)
+            is_counted = True
         self._adopted = received
         self._statistics = received if statistics else None
-        self.count(iterations)
+        if not is_counted:
+            self._set_count(count)
 
     def count(self, iterations: int) -> None:
         """Set the optimizer's counter alone."""
-        import tensorflow as tf
+        self._set_count(self._count_of(iterations))
 
+    def _count_of(self, iterations: int) -> Array:
         count = iterations * self._batches_per_update
         if self._batches_per_update > 1:
             count += int(self._iterations) % self._batches_per_update
-        value = np.array(count, self._iterations.dtype.as_numpy_dtype)
-        tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=value)
+        return np.array(count, self._iterations.dtype.as_numpy_dtype)
+
+    def _set_count(self, count: Array) -> None:
+        import tensorflow as tf
+
+        tf.raw_ops.AssignVariableOp(resource=self._iterations.handle, value=count)
 
 
 def _are_equal(own: Any, received: Array) -> bool:
