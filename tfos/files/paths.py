@@ -194,14 +194,14 @@ def one_host_note(directories: Mapping[str, str], hosts: Iterable[str]) -> str:
 
     Args:
         directories: what `output_directory` returned, by what is written there.
-        hosts: hosts of the executors.
+        hosts: hosts of the executors; empty: Spark does not know it yet.
     """
     local = [
         f"{what} go to {shown(path)}"
         for what, path in directories.items()
         if not _COMPLETE.match(path)
     ]
-    names = sorted(set(hosts))
+    names = sorted(set(hosts) - {""})
     if not local or len(names) < 2:
         return ""
     more = ", …" if len(names) > 3 else ""

@@ -8,6 +8,7 @@ Runs in: the driver; its functions in Spark's Python workers.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from tfos.feed.dataframe_inference import (
 )
 from tfos.feed.task_process import partition_id
 from tfos.files.paths import input_path
+from tfos.node_memory import ADDRESS_SPACE_MIB
 from tfos.predict.predictor import OutputColumn, Predictor, predictor_of
 from tfos.predict.signature import (
     DEFAULT_SIGNATURE,
@@ -318,6 +320,16 @@ def _read(source: ModelSource) -> bytes:
         found = str(error)
     except ModuleNotFoundError as error:  # of TensorFlow, or of a layer's own module
         found = f"{error}{missing_packages.advice(f'ModuleNotFoundError: {error}')}"
+    except (ImportError, MemoryError) as error:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            raise
+        found = (
+            f"{type(error).__name__}: {error}. The address space of Spark's Python workers is "
+            f"limited to {limit >> 20} MiB (RLIMIT_AS), and a process with TensorFlow maps up to "
+            f"{ADDRESS_SPACE_MIB} MiB before any model, more with a GPU. Unset "
+            "spark.executor.pyspark.memory, or raise ulimit -v on the executors' hosts"
+        )
     return msgspec.msgpack.encode(found)
 
 

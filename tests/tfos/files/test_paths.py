@@ -178,4 +178,5 @@ def test_disks_of_several_hosts_are_warned_of_unless_the_user_says_that_all_moun
     assert "2 hosts (a, b)" in note
     assert "TensorBoard" not in note
     assert one_host_note(outputs, ["a", "a"]) == ""
+    assert one_host_note(outputs, ["a", ""]) == ""  # a new executor's host comes later
     assert one_host_note({"checkpoints": "file:///runs/7"}, ["a", "b"]) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,21 @@ def test_a_damaged_export_is_told_by_its_own_sentence(monkeypatch):
     monkeypatch.setattr("tfos.predict.loading.read_signature", refuse)
     session: Any = Session()
     with pytest.raises(SettingsError, match=r"part-00001\.parquet is missing"):
+        read_signature(session, SOURCE)
+
+
+@pytest.mark.parametrize("error", [ImportError("failed to map segment"), MemoryError("no room")])
+def test_a_limit_of_the_address_space_is_named_where_tensorflow_does_not_fit(monkeypatch, error):
+    def import_tensorflow(source):
+        raise error
+
+    monkeypatch.setattr("tfos.predict.loading.read_signature", import_tensorflow)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (700 << 20, resource.RLIM_INFINITY))
+    session: Any = Session()
+    with pytest.raises(SettingsError, match=r"(map|room).*700 MiB.*Unset spark\.executor\.pyspark"):
+        read_signature(session, SOURCE)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    with pytest.raises(type(error)):  # another reason
         read_signature(session, SOURCE)
 
 
