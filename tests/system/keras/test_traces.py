@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 
+import keras
 import numpy as np
 import pytest
 
@@ -88,3 +89,17 @@ def test_rows_are_those_of_the_first_tensor_that_has_any():
     assert tensors.num_rows((None, {"b": tf.zeros([7]), "a": tf.constant(3)})) == 7
     assert tensors.num_rows((tf.RaggedTensor.from_row_lengths(tf.range(3), [1, 2]),)) == 2
     assert tensors.num_rows((tf.constant(1.0),)) == 1
+
+
+@pytest.mark.parametrize("owner", [tf.Module, keras.layers.Layer])
+@pytest.mark.parametrize("held", [{"b": 7, "a": 7}, [7, 7]])
+def test_batches_nested_as_the_attributes_of_modules_are_known_again(found, owner, held):
+    known, _ = found
+    holder = owner()
+    for at in (1, 1, 2):
+        each = tf.zeros([7, at])
+        holder.given = dict.fromkeys(held, each) if isinstance(held, dict) else [each, each]
+        assert type(holder.given) not in (dict, list)
+        assert tensors.num_rows((holder.given,)) == 7
+        assert known.find((holder.given,)) == at
+    assert len(known._by_kind) == 2

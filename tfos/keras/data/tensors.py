@@ -86,7 +86,7 @@ def num_rows(data: Any) -> int:
     """Return the rows of a batch: the first dimension of its first tensor."""
     import tensorflow as tf
 
-    for leaf in optree.tree_iter(data):
+    for leaf in optree.tree_iter(data, namespace="keras"):
         if isinstance(leaf, tf.__internal__.EagerTensor):
             if shape := leaf._shape_tuple():  # `shape` makes an object
                 return int(shape[0])

@@ -40,7 +40,7 @@ class Traces:
     def find(self, data: tuple[Any, ...]) -> Any:
         """Return the result that takes this batch; make it if there is none."""
         given: Any = data  # any nesting
-        leaves, nesting = optree.tree_flatten(given)
+        leaves, nesting = optree.tree_flatten(given, namespace="keras")  # Layers' dicts, too
         kind = nesting, tuple(map(_kind, leaves))
         found = self._by_kind.get(kind)
         if found is None:
