@@ -23,8 +23,9 @@ from numba import types
 
 from ps.jit.cache import CACHE, kernel
 from ps.jit.intrinsics import flush_denormals, prefetch, restore
-from ps.tables import hash_index, initializers
+from ps.tables import hash_index
 from ps.tables.hash_index import keyed, mix, relink, unlink
+from ps.tables.initializers import initialize
 
 Array = np.ndarray[Any, Any]
 
@@ -361,6 +362,7 @@ _PARTS = types.Array(types.int32, 1, "C", readonly=True)
 _INVERSE = types.Array(types.int32, 1, "C")
 _READ_INVERSE = types.Array(types.int32, 1, "C", readonly=True)
 _SLOTS = types.Array(types.uint64, 1, "C")
+_RECIPE = types.Array(types.float64, 1, "C", readonly=True)
 
 _CLIENT = (
     (distinct, (_IDS, types.uint64, _INVERSE, _INVERSE, _NUMBERS)),
@@ -406,7 +408,7 @@ def warm_server(dtypes: Iterable[str]) -> int:
             (gather, (read, _IDS, write)),
             (evict, (_SLOTS, _NUMBERS, types.uint64, _NUMBERS, write, _IDS)),
             (add_weighted, (read, _INVERSE, _weights(dtype), _INVERSE, types.int64, write)),
-            *initializers.signatures(dtype),
+            (initialize, (write, _IDS, _IDS, _RECIPE, types.int64)),
         ]
     return _load(found)
 
