@@ -80,7 +80,7 @@ class SegmentSnapshot:
             segment = self._segment
             self.take, since, self._gone = segment.drops.take(self._base, segment.version)
             self.is_whole = since < 0
-            self.version, self.counts = segment.version, segment.counts.copy()
+            self.version, self.counts = segment.version, segment.admission.counts.copy()
             self.num_loads = segment.num_loads
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_snapshot()

@@ -341,12 +341,13 @@ class Table:
         """The counters as they are now."""
         with self._count_lock:
             counts = dict(self._counts)
+        early = [each.admission.admitted_early for each in self.segments]
         return TableStats(
             self.spec.name,
             rows=self.num_rows,
             max_rows=self._quota.limit,
             memory_bytes=self.nbytes,
-            admitted_early=sum(each.admitted_early for each in self.segments) / len(self.segments),
+            admitted_early=sum(early) / len(early),
             staleness=self.staleness.bins,
             forgotten=self.staleness.forgotten,
             **counts,

@@ -67,7 +67,7 @@ def rows_of(share: Table) -> dict[int, Row]:
 def segments_of(tables: list[Table]) -> list[tuple[int, bytes]]:
     """Steps of the rule, and counts of the ids that were not admitted."""
     return [
-        (segment.version, segment.counts.tobytes())
+        (segment.version, segment.admission.counts.tobytes())
         for share in tables
         for segment in share.segments
     ]
