@@ -178,7 +178,7 @@ class DenseClient:
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.acks(calls, timeout_s=timeout_s)
+        acks = self._servers.answers(calls, Ack, timeout_s=timeout_s)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:

@@ -202,7 +202,12 @@ class ServerGroup:
         return Manifest.decode(reply.payload)
 
     def answers(
-        self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float | None = None
+        self,
+        calls: Sequence[OutgoingCall],
+        answer: type[Answer],
+        *,
+        timeout_s: float | None = None,
+        restore_s: float | None = None,
     ) -> list[Answer]:
         """Make these requests and decode their replies' meta. Raises as `send`.
 
@@ -210,20 +215,10 @@ class ServerGroup:
             calls: at most one per server.
             answer: type of the replies.
             timeout_s: seconds for all of them together; None: the client's.
+            restore_s: see `change`.
         """
-        replies = self.send(calls, timeout_s=timeout_s)
-        return [messages.decode_reply(reply.meta, answer) for reply in replies]
-
-    def acks(
-        self,
-        calls: Sequence[OutgoingCall],
-        *,
-        timeout_s: float | None = None,
-        restore_s: float | None = None,
-    ) -> list[Ack]:
-        """Like `answers`, for requests that are acknowledged; for `restore_s` see `change`."""
         replies = self.send(calls, timeout_s=timeout_s, restore_s=restore_s)
-        return [messages.decode_ack(reply.meta) for reply in replies]
+        return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
     def send(
         self,
@@ -301,7 +296,7 @@ class ServerGroup:
             for call in calls:
                 link = call.link
                 if call.reply is not None:
-                    ack = messages.decode_ack(call.reply.meta)
+                    ack = messages.decode_reply(call.reply.meta, Ack)
                     link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
