@@ -172,7 +172,7 @@ class DenseClient:
             averages: read moving averages instead of values.
             timeout_s: for the values to come; None: the client's.
         """
-        request = messages.Pull(self._hash or self.known_hash(), averages)
+        request = messages.Pull(self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         views = views_per_server(into, self.pieces)
         calls = [
@@ -221,7 +221,7 @@ class DenseClient:
             metadata: saved with the parameters that contain this push; None: none.
             tables: rows that the push takes along and brings back; None: none.
         """
-        digest = self._hash or self.known_hash()
+        digest = self.known_hash()
         pulls, is_null = into is not None, grads is None
         part = msgspec.UNSET if tables is None else tables.part
 
