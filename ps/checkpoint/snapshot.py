@@ -169,11 +169,6 @@ class ShardSnapshot:
         """Segments of all tables, in the record's order; copied after the buckets."""
 
     @property
-    def bucket_ids(self) -> tuple[int, ...]:
-        """See ps.dense.shard.DenseShard."""
-        return self._dense.bucket_ids
-
-    @property
     def is_released(self) -> bool:
         """Whether it was abandoned, or no saver came to write it."""
         return self._is_released
