@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feeding.errors import PathError
-from feeding.filesystem.location import LOCAL, parse
+from feeding.filesystem.location import LOCAL
 from rpc.jit.cache_directory import made_private, user_cache
 from tfos.errors import ExportError, SettingsError
+from tfos.files.paths import user_location
 from tfos.serving.file_lock import try_lock, unlock
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
@@ -63,10 +63,7 @@ def _made(path: Path) -> Path:
 
 
 def _local(given: str | os.PathLike[str]) -> Path:
-    try:
-        location = parse(given)
-    except PathError as error:
-        raise SettingsError(f"cache_dir: {error}") from error
+    location = user_location(given, "cache_dir")
     if location.scheme != LOCAL:
         raise SettingsError(
             f"cache_dir is mapped into memory and must be on a local disk, got {location}"
