@@ -13,7 +13,6 @@ are only hashed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -378,7 +377,6 @@ _SERVER = (
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),
     *hash_index.SIGNATURES,
 )
-_load_lock = threading.Lock()
 
 
 def _matrices(dtype: str) -> tuple[Any, Any]:
@@ -396,7 +394,7 @@ def warm_client(dtypes: Iterable[str]) -> int:
     for dtype in dtypes:
         read, write = _matrices(dtype)
         found += [(expand, (read, _READ_INVERSE, write)), (sum_equal, (read, _READ_INVERSE, write))]
-    return _load(found)
+    return sum(CACHE.load(*each) for each in found)
 
 
 def warm_server(dtypes: Iterable[str]) -> int:
@@ -410,9 +408,4 @@ def warm_server(dtypes: Iterable[str]) -> int:
             (add_weighted, (read, _INVERSE, _weights(dtype), _INVERSE, types.int64, write)),
             (initialize, (write, _IDS, _IDS, _RECIPE, types.int64)),
         ]
-    return _load(found)
-
-
-def _load(signatures: Iterable[tuple[Any, tuple[Any, ...]]]) -> int:
-    with _load_lock:
-        return sum(CACHE.load(*signature) for signature in signatures)
+    return sum(CACHE.load(*each) for each in found)
