@@ -92,7 +92,7 @@ def mark(versions: Array, rows: Array, version: int, before: Array) -> int:
 
 
 @kernel
-def evict(  # a compiled loop takes arrays, not objects
+def evict(
     slots: Array, row_ids: Array, key: int, versions: Array, slab: Array, victims: Array
 ) -> int:
     """Remove rows and move the last rows into their places, so that no hole remains.
@@ -275,7 +275,7 @@ def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
 
 
 @kernel
-def add_weighted(  # a compiled loop takes arrays, not objects
+def add_weighted(
     grads: Array, inverse: Array, weight: Array, last: Array, number: int, out: Array
 ) -> int:
     """Add row i of `grads` times weight[0] to row inverse[i] of `out`: one term of a weighted sum.

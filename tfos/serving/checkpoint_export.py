@@ -33,7 +33,7 @@ from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
 
 
-def export_tables(  # public API: keywords with defaults
+def export_tables(
     checkpoint_dir: str | os.PathLike[str],
     path: str | os.PathLike[str],
     step: int | None = None,
