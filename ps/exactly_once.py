@@ -259,12 +259,6 @@ class Ticket(msgspec.Struct, eq=False):
     session: SessionLog
 
     @property
-    def is_over(self) -> bool:
-        """Whether it is completed, or its session has gone on to a later request."""
-        session, sequence = self.session, self.id.sequence
-        return sequence <= session.completed or sequence < session.sequence
-
-    @property
     def refusal(self) -> PSError | None:
         """Why this request was refused; None: it was not, or its session has gone on."""
         session = self.session

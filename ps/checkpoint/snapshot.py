@@ -80,7 +80,7 @@ class SegmentSnapshot:
             segment = self._segment
             self.take, since, self._gone = segment.drops.take(self._base, segment.version)
             self.is_whole = since < 0
-            self.version, self.counts = segment.version, segment.counts.copy()
+            self.version, self.counts = segment.version, segment.admission.counts.copy()
             self.num_loads = segment.num_loads
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_snapshot()
@@ -167,11 +167,6 @@ class ShardSnapshot:
             for unit, (table, place) in enumerate(places)
         ]
         """Segments of all tables, in the record's order; copied after the buckets."""
-
-    @property
-    def bucket_ids(self) -> tuple[int, ...]:
-        """See ps.dense.shard.DenseShard."""
-        return self._dense.bucket_ids
 
     @property
     def is_released(self) -> bool:

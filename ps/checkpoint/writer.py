@@ -52,10 +52,6 @@ class ShardSource(Protocol):
     buckets: tuple[Bucket, ...]
     frozen: FrozenValues
 
-    @property
-    def bucket_ids(self) -> tuple[int, ...]:
-        """Ids of the buckets, ascending."""
-
     def dump(self, bucket_id: int, out: Sequence[Array]) -> int:
         """Copy a bucket's values, then its slots, to `out`; return its step.
 

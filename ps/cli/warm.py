@@ -49,8 +49,10 @@ def warm_all() -> int:
     """Compile every kernel of every rule, table and format into the cache; returns how many."""
     from ps.compression import kernels as packing
     from ps.optim import kernels as rules
+    from ps.sorted_rows import search
     from ps.tables import kernels as tables
 
     count = rules.warm((name, dtype) for name in rules.ALL_NAMES for dtype in _DTYPES)
     count += tables.warm_server(_DTYPES) + tables.warm_client(_DTYPES)
+    count += sum(map(search.warm, _DTYPES))
     return count + packing.warm_server(packing.ALL_KINDS) + packing.warm_client(packing.ALL_KINDS)

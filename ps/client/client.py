@@ -173,7 +173,7 @@ class PSClient:
         first one.
         """
         num_joining = 2 if self.identity.generation else 0
-        return (self._dense.num_rounds + num_joining) * self._servers.times.longest_s
+        return (self._dense.num_rounds + num_joining) * self._servers.times.of_call().longest_s
 
     @property
     def restore_s(self) -> float:
@@ -712,8 +712,7 @@ class PSClient:
         self._joins_first = is_replacement and manifest.consistency != "async"
 
     def _prepare_push(self) -> None:
-        if self._joins_first:
-            self._join_first()
+        self._join_first()
         if self._metadata.is_behind:
             with self._lock:
                 self._metadata.set_again()

@@ -172,13 +172,13 @@ class DenseClient:
             averages: read moving averages instead of values.
             timeout_s: for the values to come; None: the client's.
         """
-        request = messages.Pull(self._hash or self.known_hash(), averages)
+        request = messages.Pull(self.known_hash(), averages)
         check_arrays(self.layout, into, "into", writable=True)
         views = views_per_server(into, self.pieces)
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.acks(calls, timeout_s=timeout_s)
+        acks = self._servers.answers(calls, Ack, timeout_s=timeout_s)
         return acks[0] if len(acks) == 1 else joined(acks)
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
@@ -221,7 +221,7 @@ class DenseClient:
             metadata: saved with the parameters that contain this push; None: none.
             tables: rows that the push takes along and brings back; None: none.
         """
-        digest = self._hash or self.known_hash()
+        digest = self.known_hash()
         pulls, is_null = into is not None, grads is None
         part = msgspec.UNSET if tables is None else tables.part
 

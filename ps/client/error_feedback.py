@@ -82,11 +82,6 @@ class ErrorFeedback:
         is_needed = any(spec.compression != "none" for spec in manifest.groups)
         return cls(manifest, num_servers) if is_needed else None
 
-    @property
-    def left(self) -> Mapping[str, Array]:
-        """What packing has left out so far, by group; not to be written."""
-        return self._left
-
     def pack(self, gradients: Mapping[str, Array]) -> None:
         """Pack them for `payloads`; `sending` keeps what that leaves out.
 

@@ -90,11 +90,6 @@ class CallTimes:
             raise PSSettingsError(f"timeout_s must be in (0, {MAX_WAIT_S:g}], got {timeout_s}")
         self._timeout_s = timeout_s
 
-    @property
-    def longest_s(self) -> float:
-        """Seconds that one exchange takes at most."""
-        return self.of_call().longest_s
-
     def of_call(
         self, timeout_s: float | None = None, restore_s: float | None = None
     ) -> ExchangeTimes:
@@ -202,7 +197,12 @@ class ServerGroup:
         return Manifest.decode(reply.payload)
 
     def answers(
-        self, calls: Sequence[OutgoingCall], answer: type[Answer], *, timeout_s: float | None = None
+        self,
+        calls: Sequence[OutgoingCall],
+        answer: type[Answer],
+        *,
+        timeout_s: float | None = None,
+        restore_s: float | None = None,
     ) -> list[Answer]:
         """Make these requests and decode their replies' meta. Raises as `send`.
 
@@ -210,20 +210,10 @@ class ServerGroup:
             calls: at most one per server.
             answer: type of the replies.
             timeout_s: seconds for all of them together; None: the client's.
+            restore_s: see `change`.
         """
-        replies = self.send(calls, timeout_s=timeout_s)
-        return [messages.decode_reply(reply.meta, answer) for reply in replies]
-
-    def acks(
-        self,
-        calls: Sequence[OutgoingCall],
-        *,
-        timeout_s: float | None = None,
-        restore_s: float | None = None,
-    ) -> list[Ack]:
-        """Like `answers`, for requests that are acknowledged; for `restore_s` see `change`."""
         replies = self.send(calls, timeout_s=timeout_s, restore_s=restore_s)
-        return [messages.decode_ack(reply.meta) for reply in replies]
+        return [messages.decode_reply(reply.meta, answer) for reply in replies]
 
     def send(
         self,
@@ -301,7 +291,7 @@ class ServerGroup:
             for call in calls:
                 link = call.link
                 if call.reply is not None:
-                    ack = messages.decode_ack(call.reply.meta)
+                    ack = messages.decode_reply(call.reply.meta, Ack)
                     link.acked(ack, is_update=messages.is_update(call.request))
                     acks.append(ack)
         return acks
@@ -542,23 +532,19 @@ class AwayProbe:
         if self._thread is not None:
             self._thread.join()
 
-    def look(self, rank: int) -> None:
-        """Look after one server; its thread calls it."""
+    def look(self, turn: int) -> None:
+        """Look after the server whose turn it is; its thread calls it."""
         with self._lock:
             if not self._closed.is_set():
+                rank = turn % len(self._servers.links)
                 self._servers.probe_restart(rank, timeout_s=PROBE_TIMEOUT_S)
-
-    @property
-    def num_servers(self) -> int:
-        """Servers to look after."""
-        return len(self._servers.links)
 
 
 def _look_in_turn(found: weakref.ref[AwayProbe], closed: threading.Event, wait_s: float) -> None:
     for turn in itertools.count():
         if closed.wait(wait_s) or (probe := found()) is None:
             return
-        probe.look(turn % probe.num_servers)
+        probe.look(turn)
         del probe  # only its client keeps it
 
 

@@ -186,7 +186,7 @@ class TableClient:
             # It is refused where other clients' batches are at the bound.
             with contextlib.suppress(PSError, RpcError):
                 calls = [OutgoingCall(link, last) for link in servers.links]
-                servers.acks(calls, timeout_s=GIVE_UP_S, restore_s=0.0)
+                servers.answers(calls, Ack, timeout_s=GIVE_UP_S, restore_s=0.0)
             name = BatchName(session, number)
             servers.change(
                 lambda own: messages.PushRows(digest, own, Hyper(0.0), (), name),

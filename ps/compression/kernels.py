@@ -14,7 +14,6 @@ become one. Denormals are kept, or the small ones would be lost in between.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -237,19 +236,16 @@ _UNPACKERS: dict[str, tuple[Any, tuple[types.Array, ...]]] = {
     "int8": (unpack_int8, _unpack_signature(types.int8)),
 }
 ALL_KINDS: tuple[Compression, ...] = ("fp16", "bf16", "int8")
-_load_lock = threading.Lock()
 
 
 def warm_client(kinds: Iterable[Compression]) -> int:
     """Load or compile what a worker calls that packs; return how many kernels were new."""
-    with _load_lock:
-        return sum(CACHE.load(*_PACKERS[kind]) for kind in sorted(kinds))
+    return sum(CACHE.load(*_PACKERS[kind]) for kind in sorted(kinds))
 
 
 def warm_server(kinds: Iterable[Compression]) -> int:
     """Load or compile what a server calls for these; return how many kernels were new."""
-    with _load_lock:
-        return sum(CACHE.load(*_UNPACKERS[kind]) for kind in sorted(kinds))
+    return sum(CACHE.load(*_UNPACKERS[kind]) for kind in sorted(kinds))
 
 
 def pack(kind: Compression, gradient: Array, left: Array, new_left: Array, packed: Array) -> None:

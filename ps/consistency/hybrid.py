@@ -79,12 +79,11 @@ class Permits:
         recall: list[Action] = [RecallLookups(tuple(recalled))] if recalled else []
         return recall + self._serve(batch.worker)
 
-    def on_lookup_ended(self, batch: RequestId) -> list[Action]:
+    def on_lookup_ended(self, batch: RequestId) -> None:
         """Nobody waits for this lookup any more."""
         line = self._line.get(batch.worker, [])
         if batch in line:
             line.remove(batch)
-        return []
 
     def on_batch_over(self, batch: RequestId, following: RequestId | None = None) -> list[Action]:
         """Its gradients are applied, refused or given up: serve the next in line.

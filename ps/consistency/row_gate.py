@@ -110,7 +110,7 @@ class RowGate:
                     raise sender_gone(batch.worker)
             finally:
                 if wait.num_copies == 1:
-                    gate.execute(hybrid.permits.on_lookup_ended(batch))
+                    hybrid.permits.on_lookup_ended(batch)
 
     @property
     def has_permits(self) -> bool:

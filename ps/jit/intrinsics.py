@@ -29,7 +29,7 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-FLUSHES_DENORMALS = platform.machine() in ("x86_64", "AMD64")
+FLUSHES_DENORMALS = platform.machine() == "x86_64"
 _FLUSH_RESULTS_AND_OPERANDS = 0x8040  # bits FTZ and DAZ of MXCSR
 _WORD = ir.IntType(32)
 _STORE = "llvm.x86.sse.stmxcsr"
@@ -175,7 +175,6 @@ def counted(_typing_context: Any, count: Any, mask: Any) -> Any:
 
 
 _INTRINSIC = "llvm.prefetch.p0"
-_FLAG = ir.IntType(32)
 _READ, _KEEP, _DATA = 0, 3, 1
 
 
@@ -186,8 +185,8 @@ def prefetch(_typing_context: Any, array: Any, _index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = arrayobj.make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer_type = ir.IntType(8).as_pointer()
-        flags = [ir.Constant(_FLAG, flag) for flag in (_READ, _KEEP, _DATA)]
-        function_type = ir.FunctionType(ir.VoidType(), [pointer_type, _FLAG, _FLAG, _FLAG])
+        flags = [ir.Constant(_WORD, flag) for flag in (_READ, _KEEP, _DATA)]
+        function_type = ir.FunctionType(ir.VoidType(), [pointer_type, _WORD, _WORD, _WORD])
         function = builder.module.globals.get(_INTRINSIC) or ir.Function(
             builder.module, function_type, _INTRINSIC
         )

@@ -249,7 +249,6 @@ _LOOPS = {
     if loop.over_rows or loop.rule.row is None
 }
 ALL_NAMES = (*_LOOPS, *_HELPERS)
-_DTYPES = ("float32", "float64")
 _compile_lock = threading.Lock()
 _inlined = functools.cache(inlined)
 
@@ -295,7 +294,16 @@ def _signature(name: str, dtype: str) -> tuple[Any, ...]:
     return types.Array(element, 2, "C"), rows, grads, read
 
 
-def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
+def warm(wanted: Iterable[tuple[str, str]]) -> int:
+    """Load or compile kernels, by (name, dtype); return how many were not in memory yet."""
+    with _compile_lock:
+        return sum(
+            CACHE.load(_dispatcher(name), _signature(name, dtype)) for name, dtype in sorted(wanted)
+        )
+
+
+def warm_for(manifest: Manifest) -> int:
+    """Load or compile the kernels of a shard of this manifest, before it is SERVING."""
     wanted: set[tuple[str, str]] = set()
     for group in manifest.pushed_groups:
         loop = Loop(rule_of(group.rule), decays(group.rule), over_rows=False)
@@ -307,20 +315,7 @@ def _names_for(manifest: Manifest) -> set[tuple[str, str]]:
         if is_averaged(group.rule):
             names.add("blend")
         wanted |= {(name, group.dtype) for name in names}
-    return wanted
-
-
-def warm(wanted: Iterable[tuple[str, str]]) -> int:
-    """Load or compile kernels, by (name, dtype); return how many were not in memory yet."""
-    with _compile_lock:
-        return sum(
-            CACHE.load(_dispatcher(name), _signature(name, dtype)) for name, dtype in sorted(wanted)
-        )
-
-
-def warm_for(manifest: Manifest) -> int:
-    """Load or compile the kernels of a shard of this manifest, before it is SERVING."""
-    return warm(_names_for(manifest))
+    return warm(wanted)
 
 
 def _loaded(name: str, dtype: str) -> Any:

@@ -532,7 +532,6 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 _Reply = TypeVar("_Reply")
-_ack_decoder = msgspec.msgpack.Decoder(Ack)
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
@@ -557,14 +556,6 @@ def decode_request(meta: bytes) -> Request:
         return _request_decoder.decode(meta)
     except UNREADABLE as error:
         raise PSSettingsError(f"not a request that this server knows: {error}") from error
-
-
-def decode_ack(meta: bytes | memoryview) -> Ack:
-    """Return the acknowledgement in a frame's meta; raises as `decode_reply`."""
-    try:
-        return _ack_decoder.decode(meta)
-    except UNREADABLE as error:
-        raise PSSettingsError(f"the server's answer is no Ack: {error}") from error
 
 
 def decode_reply(meta: bytes | memoryview, reply: type[_Reply]) -> _Reply:

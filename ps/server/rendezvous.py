@@ -130,13 +130,10 @@ class Rendezvous:
     def finish(self, worker: WorkerRank) -> tuple[str, ...]:
         """The worker is done for good; returns the keys that this closes."""
         self._finished.add(worker)
-        return self._without(worker)
+        return self.lose(worker)
 
     def lose(self, worker: WorkerRank) -> tuple[str, ...]:
         """The worker is gone and its values with it; returns the keys that this closes."""
-        return self._without(worker)
-
-    def _without(self, worker: WorkerRank) -> tuple[str, ...]:
         self._live.discard(worker)
         for key in tuple(self._open):
             self._open[key].pop(worker, None)

@@ -12,7 +12,6 @@ Many ids in one bucket, which only ids chosen on purpose give, are halved.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numba
@@ -124,7 +123,6 @@ def lookup(starts: Array, ids: Array, rows: Array, unseen: Array, wanted: Array,
 
 _STARTS = types.Array(types.uint32, 1, "C", readonly=True)
 _IDS = types.Array(types.int64, 1, "C", readonly=True)
-_load_lock = threading.Lock()
 
 
 def warm(dtype: str) -> int:
@@ -133,5 +131,4 @@ def warm(dtype: str) -> int:
     row = types.Array(element, 1, "C", readonly=True)
     read = types.Array(element, 2, "C", readonly=True)
     write = types.Array(element, 2, "C")
-    with _load_lock:
-        return int(CACHE.load(lookup, (_STARTS, _IDS, read, row, _IDS, write)))
+    return int(CACHE.load(lookup, (_STARTS, _IDS, read, row, _IDS, write)))

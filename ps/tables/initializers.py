@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
 
 from ps.jit.cache import inlined, kernel
 from ps.manifest.initializer_spec import Constant, Initializer, RandomUniform, TruncatedNormal
@@ -183,12 +181,3 @@ def key_of(seed: int) -> int:
     """Return the key of a seed's random streams, 64 bits as int64."""
     number = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64
     return number - 2**64 if number >= 2**63 else number
-
-
-def signatures(dtype: str) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
-    """Return each kernel with the signature that it is compiled for in this dtype."""
-    element = numba.from_dtype(np.dtype(dtype))
-    ids = types.Array(types.int64, 1, "C", readonly=True)
-    recipe = types.Array(types.float64, 1, "C", readonly=True)
-    out = types.Array(element, 2, "C")
-    return ((initialize, (out, ids, ids, recipe, types.int64)),)

@@ -13,7 +13,6 @@ are only hashed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,8 +22,9 @@ from numba import types
 
 from ps.jit.cache import CACHE, kernel
 from ps.jit.intrinsics import flush_denormals, prefetch, restore
-from ps.tables import hash_index, initializers
+from ps.tables import hash_index
 from ps.tables.hash_index import keyed, mix, relink, unlink
+from ps.tables.initializers import initialize
 
 Array = np.ndarray[Any, Any]
 
@@ -92,7 +92,7 @@ def mark(versions: Array, rows: Array, version: int, before: Array) -> int:
 
 
 @kernel
-def evict(  # a compiled loop takes arrays, not objects
+def evict(
     slots: Array, row_ids: Array, key: int, versions: Array, slab: Array, victims: Array
 ) -> int:
     """Remove rows and move the last rows into their places, so that no hole remains.
@@ -275,7 +275,7 @@ def sum_equal(grads: Array, inverse: Array, out: Array) -> None:
 
 
 @kernel
-def add_weighted(  # a compiled loop takes arrays, not objects
+def add_weighted(
     grads: Array, inverse: Array, weight: Array, last: Array, number: int, out: Array
 ) -> int:
     """Add row i of `grads` times weight[0] to row inverse[i] of `out`: one term of a weighted sum.
@@ -361,6 +361,7 @@ _PARTS = types.Array(types.int32, 1, "C", readonly=True)
 _INVERSE = types.Array(types.int32, 1, "C")
 _READ_INVERSE = types.Array(types.int32, 1, "C", readonly=True)
 _SLOTS = types.Array(types.uint64, 1, "C")
+_RECIPE = types.Array(types.float64, 1, "C", readonly=True)
 
 _CLIENT = (
     (distinct, (_IDS, types.uint64, _INVERSE, _INVERSE, _NUMBERS)),
@@ -376,7 +377,6 @@ _SERVER = (
     (draw, (_IDS, types.int64, types.int64, types.Array(types.boolean, 1, "C"))),
     *hash_index.SIGNATURES,
 )
-_load_lock = threading.Lock()
 
 
 def _matrices(dtype: str) -> tuple[Any, Any]:
@@ -394,7 +394,7 @@ def warm_client(dtypes: Iterable[str]) -> int:
     for dtype in dtypes:
         read, write = _matrices(dtype)
         found += [(expand, (read, _READ_INVERSE, write)), (sum_equal, (read, _READ_INVERSE, write))]
-    return _load(found)
+    return sum(CACHE.load(*each) for each in found)
 
 
 def warm_server(dtypes: Iterable[str]) -> int:
@@ -406,11 +406,6 @@ def warm_server(dtypes: Iterable[str]) -> int:
             (gather, (read, _IDS, write)),
             (evict, (_SLOTS, _NUMBERS, types.uint64, _NUMBERS, write, _IDS)),
             (add_weighted, (read, _INVERSE, _weights(dtype), _INVERSE, types.int64, write)),
-            *initializers.signatures(dtype),
+            (initialize, (write, _IDS, _IDS, _RECIPE, types.int64)),
         ]
-    return _load(found)
-
-
-def _load(signatures: Iterable[tuple[Any, tuple[Any, ...]]]) -> int:
-    with _load_lock:
-        return sum(CACHE.load(*signature) for signature in signatures)
+    return sum(CACHE.load(*each) for each in found)

@@ -82,13 +82,13 @@ class Segment:
         self.num_loads = 0
         """Calls of `load_new` that have created rows."""
         self.drops = Tombstones()
+        limit = quota.limit
+        self.admission = AdmissionFilter(spec, limit and -(-limit // num_segments))
         self.snapshot: RowSnapshot | None = None
         """Snapshot of a save in progress: the rows that it still needs."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
-        limit = quota.limit
-        self._admission_filter = AdmissionFilter(spec, limit and -(-limit // num_segments))
         self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.row_seed)
@@ -109,21 +109,7 @@ class Segment:
     def nbytes(self) -> int:
         """Bytes of the rows with their ids, versions and index."""
         row_nbytes = self.row_nbytes + self._versions.row_nbytes
-        return self.num_rows * row_nbytes + self._index.nbytes + self._admission_filter.nbytes
-
-    @property
-    def counts(self) -> Array:
-        """[depth, width] uint16: pushes of ids without a row; empty if all are admitted."""
-        return self._admission_filter.counts
-
-    @property
-    def admitted_early(self) -> float:
-        """Which share of ids never pushed before would be admitted now; see ps.tables.admission."""
-        return self._admission_filter.admitted_early
-
-    def load_counts(self, counts: Array) -> None:
-        """Go on from the counts of a checkpoint, [n] uint16. Raises as AdmissionFilter.load."""
-        self._admission_filter.load(counts)
+        return self.num_rows * row_nbytes + self._index.nbytes + self.admission.nbytes
 
     def lookup(self, ids: Array, out: Array, *, training: bool = True) -> int:
         """Write the values of these ids to `out`; change no row.
@@ -327,7 +313,7 @@ class Segment:
             return missing[~np.isin(missing, elsewhere.refused)]
         if not self._spec.admission.is_selective:
             return missing
-        return missing[self._admission_filter.admit(missing, self.version)]
+        return missing[self.admission.admit(missing, self.version)]
 
     def _add(self, ids: Array, elsewhere: Elsewhere | None) -> int:
         """Create rows with their initial values; return how many others were evicted for them."""

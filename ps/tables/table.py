@@ -275,8 +275,8 @@ class Table:
         with segment.lock:
             return segment.dump(stop, max(1, max_nbytes // segment.row_nbytes))
 
-    def load(self, batch: RowBatch) -> int:
-        """Insert the rows of a batch that belong to this server; return how many.
+    def load(self, batch: RowBatch) -> None:
+        """Insert the rows of a batch that belong to this server.
 
         Any number of servers may have dumped the batch. Of a repeated id the first row counts. The
         table may exceed its limit afterwards: call `fit` at the end.
@@ -284,31 +284,28 @@ class Table:
         Raises:
             TableFull: they do not fit, and the table does not evict.
         """
-        taken = 0
         for segment, own in self._own(batch.ids):
             is_all = own.size == batch.ids.size  # as in every piece that one server saved
             some = batch if is_all else RowBatch(*(column[own] for column in batch))
             with segment.lock:
                 segment.load(some)
-            taken += own.size
         if self._quota.excess > self._spare:
             self.fit()
-        return taken
 
-    def fit(self) -> int:
-        """Evict the oldest rows above the limit, in all segments; return how many.
+    def fit(self) -> None:
+        """Evict the oldest rows above the limit, in all segments.
 
         Raises:
             TableFull: there are too many rows, and the table does not evict.
         """
         excess = self._quota.excess
         if not excess:
-            return 0
+            return
         self.has_left_out = True
         if self.spec.when_full == "refuse":
             raise self._quota.outgrown(self.spec)
         with self.locked():
-            return self._drop_oldest(excess)
+            self._drop_oldest(excess)
 
     def is_own(self, ids: Array) -> Array:
         """Return for each id, [n] int64, whether this server owns it: [n] bool."""
@@ -341,12 +338,13 @@ class Table:
         """The counters as they are now."""
         with self._count_lock:
             counts = dict(self._counts)
+        early = [each.admission.admitted_early for each in self.segments]
         return TableStats(
             self.spec.name,
             rows=self.num_rows,
             max_rows=self._quota.limit,
             memory_bytes=self.nbytes,
-            admitted_early=sum(each.admitted_early for each in self.segments) / len(self.segments),
+            admitted_early=sum(early) / len(early),
             staleness=self.staleness.bins,
             forgotten=self.staleness.forgotten,
             **counts,

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import logging
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,7 @@ class KernelCache:
     def __init__(self, room: Path, sources: tuple[str, ...]) -> None:
         self._room = room
         self._sources = sources
+        self._loading = threading.Lock()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -67,19 +69,20 @@ class KernelCache:
     def load(self, dispatcher: Any, signature: tuple[Any, ...]) -> bool:
         """Take a kernel from the cache or compile it; return False if it was loaded already.
 
-        Not to be entered by two threads at once.
+        One at a time; other threads wait.
 
         Args:
             dispatcher: numba's, of the kernel.
             signature: numba types of its arguments.
         """
-        if signature in dispatcher.overloads:
-            return False
-        self.keep(dispatcher)
-        dispatcher.disable_compile(False)
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
-        return True
+        with self._loading:
+            if signature in dispatcher.overloads:
+                return False
+            self.keep(dispatcher)
+            dispatcher.disable_compile(False)
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()  # a wrong argument is an error, not seconds of compiling
+            return True
 
 
 def _content(source: Path) -> bytes:

@@ -44,7 +44,7 @@ class OutputPlace:
     """Whether the cluster manager started the driver (cluster deploy mode)."""
 
 
-def user_location(path: str, what: str) -> Location:
+def user_location(path: str | os.PathLike[str], what: str) -> Location:
     """Parse the path or URL of a directory from a user.
 
     Args:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feeding.errors import PathError
-from feeding.filesystem.location import LOCAL, parse
+from feeding.filesystem.location import LOCAL
 from rpc.jit.cache_directory import made_private, user_cache
 from tfos.errors import ExportError, SettingsError
+from tfos.files.paths import user_location
 from tfos.serving.file_lock import try_lock, unlock
 
 CACHE_VARIABLE = "TFOS_SERVING_CACHE"
@@ -63,10 +63,7 @@ def _made(path: Path) -> Path:
 
 
 def _local(given: str | os.PathLike[str]) -> Path:
-    try:
-        location = parse(given)
-    except PathError as error:
-        raise SettingsError(f"cache_dir: {error}") from error
+    location = user_location(given, "cache_dir")
     if location.scheme != LOCAL:
         raise SettingsError(
             f"cache_dir is mapped into memory and must be on a local disk, got {location}"
@@ -94,23 +91,20 @@ def _default_places() -> Iterator[Path]:
 
 
 @contextmanager
-def only_builder(
-    directory: Path, name: str, on_wait: Callable[[], None], timeout_s: float = BUILD_TIMEOUT_S
-) -> Iterator[None]:
+def only_builder(directory: Path, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of an index; the kernel releases it if this process ends.
 
     Args:
         directory: directory of the cache.
         name: name of the index.
         on_wait: called once if another process has the lock.
-        timeout_s: seconds to wait for it.
 
     Raises:
         ExportError: the other process did not finish in time.
         SettingsError: this process cannot write there.
     """
     path = builder_lock(directory, name)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + BUILD_TIMEOUT_S
     has_waited = False
     while (descriptor := _try_builder_lock(path, name)) is None:
         if not has_waited:
@@ -119,7 +113,7 @@ def only_builder(
         if time.monotonic() > deadline_s:
             raise ExportError(
                 f"another process has been building {directory / name} for more than "
-                f"{timeout_s:.0f} s; end it, or remove {path}"
+                f"{BUILD_TIMEOUT_S:.0f} s; end it, or remove {path}"
             )
         time.sleep(_LOOK_S)
     try:

@@ -33,7 +33,7 @@ from tfos.serving.export_reader import ExportFiles
 from tfos.serving.export_writer import ExportWriter
 
 
-def export_tables(  # public API: keywords with defaults
+def export_tables(
     checkpoint_dir: str | os.PathLike[str],
     path: str | os.PathLike[str],
     step: int | None = None,
@@ -94,6 +94,8 @@ class _Base(NamedTuple):
     """The base of a delta: a checkpoint, or the rows of an export."""
 
     state: str
+    kinds: str
+    """Of its tables; see kinds_of."""
     checkpoint: Checkpoint | None = None
     files: ExportFiles | None = None
 
@@ -118,7 +120,7 @@ def _base_of(storage: Storage, since: int | str | os.PathLike[str]) -> _Base:
             f"(save {manifest.save_id or 'unknown'}) is not in {storage.where()}. Give the whole "
             "export that it belongs to, or write a whole export"
         )
-    return _Base(manifest.state, files=files)
+    return _Base(manifest.state, kinds_of(manifest.tables), files=files)
 
 
 def _checkpoint_base(storage: Storage, step: int) -> _Base:
@@ -129,27 +131,24 @@ def _checkpoint_base(storage: Storage, step: int) -> _Base:
             f"no delta since step {step}: it is gone from {storage.where()} ({error}). Keep more "
             "steps (Checkpoints.keep), give an export that exists, or write a whole export"
         ) from error
-    return _Base(_state_of(checkpoint), checkpoint)
+    return _Base(_state_of(checkpoint), _kinds_in(checkpoint), checkpoint)
 
 
 def _state_of(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.save_id}-{checkpoint.step}"
 
 
+def _kinds_in(checkpoint: Checkpoint) -> str:
+    return kinds_of(map(exported_table, checkpoint.manifest.tables))
+
+
 def _check_base(newest: Checkpoint, base: _Base) -> None:
     """Refuse a base with other tables."""
-    if base.files is not None:
-        tables = base.files.manifest.tables
-    else:
-        tables = tuple(
-            map(exported_table, base.checkpoint.manifest.tables if base.checkpoint else ())
-        )
-    found = kinds_of(tables)
-    expected = kinds_of(map(exported_table, newest.manifest.tables))
-    if found != expected:
+    expected = _kinds_in(newest)
+    if base.kinds != expected:
         raise ExportError(
-            f"no delta: the base has the tables {found}, but step {newest.step} has {expected}; "
-            "write a whole export"
+            f"no delta: the base has the tables {base.kinds}, but step {newest.step} has "
+            f"{expected}; write a whole export"
         )
 
 

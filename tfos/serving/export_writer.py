@@ -97,15 +97,12 @@ class ExportWriter:
         if isinstance(error, OSError) and is_full(error):
             raise _no_room(self._target, error) from error
 
-    def add_table(self, table: ExportedTable, batches: Iterable[SortedBatch]) -> ExportedTable:
+    def add_table(self, table: ExportedTable, batches: Iterable[SortedBatch]) -> None:
         """Write a table's rows.
 
         Args:
             table: its record, without files.
             batches: its rows in order, each id once.
-
-        Returns:
-            The record with its files.
 
         Raises:
             ExportError: a value is NaN or infinite.
@@ -129,7 +126,6 @@ class ExportWriter:
             removed=tuple(gone.files),
         )
         self._tables.append(found)
-        return found
 
     def add_model(self, file: Path) -> None:
         """Put the dense model beside the tables.

@@ -387,7 +387,7 @@ class _TableBuilder:
             self._directory.add(hashed(batch.ids))
             self._num_rows += batch.ids.size
             self._num_removed += int(np.count_nonzero(batch.removed))
-            self._write(batch.ids, rows, batch.removed)
+            self._write(ids=batch.ids, rows=rows, removed=batch.removed)
             yield self._num_rows
         self._write(starts=self._directory.starts())
 
@@ -400,19 +400,12 @@ class _TableBuilder:
         bits = self._directory.bits
         return IndexedTable(bare, self._num_rows, self._num_removed, bits, digests)
 
-    def _write(
-        self,
-        ids: Array | None = None,
-        rows: Array | None = None,
-        removed: Array | None = None,
-        starts: Array | None = None,
-    ) -> None:
-        columns = (ids, rows, removed, starts)
-        for array, file, digest in zip(columns, self._files, self._digests, strict=True):
-            if array is not None:
-                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                file.write(data)
-                digest.update(data)
+    def _write(self, **columns: Array) -> None:
+        for name, array in columns.items():
+            at = _COLUMNS.index(name)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            self._files[at].write(data)
+            self._digests[at].update(data)
 
 
 def _expected_nbytes(sources: list[TableSource]) -> int:

@@ -145,7 +145,7 @@ def _end(table: Table, number: int, end: End) -> None:
     segment = table.segments[number]
     segment.version = end.version
     try:
-        segment.load_counts(np.frombuffer(end.counts, np.uint16))
+        segment.admission.load(np.frombuffer(end.counts, np.uint16))
     except ValueError as error:
         raise CheckpointError(
             f"table {table.spec.name!r}: the saved counts of segment {number} are damaged: {error}"

@@ -55,7 +55,7 @@ CLOCK_WAIT_S = 2.0
 
 
 class Servers(Protocol):
-    """Makes a request to every server and returns their answers: a `ServerGroup`."""
+    """Makes a request to every server and returns their answers: `SavingServers`."""
 
     def ask(
         self, request: messages.Request, answer: type[Answer], *, timeout_s: float

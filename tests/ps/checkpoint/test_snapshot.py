@@ -129,7 +129,8 @@ def test_what_the_base_has_is_neither_written_nor_copied(bench: Bench):
     cut = bench.cut(base)
     bench.push(0, 1, 2)
     assert aside_bytes(cut) == 3 * cut.buckets[0].nbytes
-    assert [cut.is_unchanged(i) for i in cut.bucket_ids] == [False] + [True] * (len(base) - 1)
+    unchanged = [cut.is_unchanged(bucket.id) for bucket in cut.buckets]
+    assert unchanged == [False] + [True] * (len(base) - 1)
     assert len(bench.taken(cut)) == 1
     assert cut.versions() == {**base, 0: 2}
     bench.guard.close()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from numba.core.registry import CPUDispatcher
 
 from ps.cli import warm
 from ps.cli.main import main
+from ps.jit.cache import CACHE
 from rpc.jit.cache_directory import CACHE_VARIABLE, CacheDirectory
+from rpc.jit.kernel_cache import KernelCache
 
 
 @pytest.fixture
@@ -43,3 +48,23 @@ def test_one_that_cannot_be_used_is_refused_before_minutes_of_compiling(
     assert main(["warm", str(tmp_path / "file")]) == 2
     assert f"{tmp_path / 'file'} cannot be used (owner, mode or disk)" in capsys.readouterr().err
     assert not compiled
+
+
+@pytest.mark.slow
+def test_no_kernel_of_the_room_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    warmed: set[str] = set()
+
+    def load(_: KernelCache, dispatcher: Any, _signature: object) -> bool:
+        warmed.add(dispatcher.py_func.__name__)
+        return False
+
+    monkeypatch.setattr(KernelCache, "load", load)
+    warm.warm_all()
+    names = [name.removesuffix(".py").replace("/", ".") for name in CACHE._sources]
+    found = [each for name in names for each in vars(import_module(f"ps.{name}")).values()]
+    kernels = {
+        each.py_func.__name__
+        for each in found
+        if isinstance(each, CPUDispatcher) and each.targetoptions.get("nogil")
+    }
+    assert kernels <= warmed, "those are compiled at the first call of each process"

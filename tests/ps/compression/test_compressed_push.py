@@ -157,7 +157,7 @@ def whole_numbers(manifest: Manifest, seed: int) -> Arrays:
 def left_of(client: PSClient) -> np.ndarray[Any, Any]:
     packer = client._dense._packer
     assert packer is not None
-    return packer.left["trainable"]
+    return packer._left["trainable"]
 
 
 def check_nothing_lost(bed: Any, clients: Any, pushed: np.ndarray[Any, Any]) -> None:

@@ -246,7 +246,9 @@ def test_a_warmed_directory_spares_the_next_process_the_compiler(tmp_path):
     warm_two = (
         "import runpy, sys, ps.optim.kernels as rules\n"
         "import ps.compression.kernels as packing, ps.tables.kernels as tables\n"
+        "import ps.sorted_rows.search as search\n"
         "packing.ALL_KINDS = ()\n"
+        "search.warm = lambda dtype: 0\n"
         "tables.warm_server = tables.warm_client = lambda dtypes: 0\n"
         "rules.ALL_NAMES = ('add', 'rows_momentum_decay')\n"  # all would take seconds
         f"sys.argv = ['ps', 'warm', {str(tmp_path / 'packed')!r}]\n"

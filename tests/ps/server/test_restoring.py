@@ -368,7 +368,7 @@ def test_a_restore_without_end_is_waited_for_with_a_bound(
         client.push(filled(MANIFEST, 1.0), hyper=HYPER, rows=1)
     took_s = time.monotonic() - began_s
     assert client.timeout_s < took_s, "so its sender waits for longest_push_s, not timeout_s"
-    assert client.longest_push_s == client._servers.times.longest_s == 1.0
+    assert client.longest_push_s == client._servers.times.of_call().longest_s == 1.0
     patient = bed.client()
     patient.describe()  # connects, which a busy machine takes longer for
     with pytest.raises(RequestTimeout, match="ps:0 still restores its parameters"):

@@ -79,7 +79,7 @@ def test_the_sketch_is_as_wide_as_the_segment_may_have_rows(most_rows, width):
 def test_each_segment_has_its_share_of_the_limit():
     spec = table(max_rows=4 * (NARROW + 1), admission=Admission(min_count=2), segments=4)
     made = Table(spec, rank=0, num_servers=1)
-    assert {each.counts.shape for each in made.segments} == {(4, 2 * NARROW)}
+    assert {each.admission.counts.shape for each in made.segments} == {(4, 2 * NARROW)}
 
 
 def test_a_restored_filter_decides_as_the_saved_one_would_have():

@@ -101,8 +101,8 @@ def test_large_tables_have_several_files_in_order(tmp_path, monkeypatch):
     whole = SortedBatch(ids, rows, np.zeros(1000, np.bool_))
     with ExportWriter(str(tmp_path / "e")) as writer:
         parts = (whole.part(start, start + 100) for start in range(0, 1000, 100))
-        table = writer.add_table(exported_table(USER), parts)
-        writer.commit(state="s", source="a test")
+        writer.add_table(exported_table(USER), parts)
+        (table,) = writer.commit(state="s", source="a test").tables
     assert [file.num_rows for file in table.files] == [100] * 10
     assert read_all(tmp_path / "e") == {one: [float(one)] * 4 for one in range(1000)}
 
@@ -115,8 +115,8 @@ def test_files_of_wide_rows_are_bounded_by_bytes(tmp_path, monkeypatch):
     rows = np.repeat(ids[:, None], spec.dim, 1).astype(np.float32)
     with ExportWriter(str(tmp_path / "e")) as writer:
         whole = SortedBatch(ids, rows, np.zeros(100, np.bool_))
-        table = writer.add_table(exported_table(spec), [whole])
-        writer.commit(state="s", source="a test")
+        writer.add_table(exported_table(spec), [whole])
+        (table,) = writer.commit(state="s", source="a test").tables
     assert [file.num_rows for file in table.files] == [64, 36]
     for file in (tmp_path / "e" / "tables" / "user").iterdir():
         assert pq.ParquetFile(file).metadata.num_row_groups == 1

@@ -65,21 +65,18 @@ def _reduced(values: Any, keys: Keys) -> Any:
 
     if not keys.is_ragged:
         return tf.reduce_sum(keys.with_rows(values), -2)
-    inner = keys.source
-    while isinstance(inner.values, tf.RaggedTensor):
-        inner = inner.values
-    sums = tf.math.unsorted_segment_sum(values, inner.value_rowids(), inner.nrows())
-    sums.set_shape([None, values.shape[1]])
-    return sums if inner is keys.source else _outer(keys.source, sums)
+    return _sums_of_lists(values, keys.source)
 
 
-def _outer(source: Any, sums: Any) -> Any:
+def _sums_of_lists(values: Any, source: Any) -> Any:
     """Return the sums of the innermost lists in the shape of the axes above them."""
     import tensorflow as tf
 
-    if isinstance(source.values.values, tf.RaggedTensor):
-        return source.with_values(_outer(source.values, sums))
-    return source.with_values(sums)
+    if isinstance(source.values, tf.RaggedTensor):
+        return source.with_values(_sums_of_lists(values, source.values))
+    sums = tf.math.unsorted_segment_sum(values, source.value_rowids(), source.nrows())
+    sums.set_shape([None, values.shape[1]])
+    return sums
 
 
 def _flat(weights: Any, keys: Keys, dtype: Any) -> Any:

@@ -117,12 +117,8 @@ def pad_given(pad_id: Any) -> int | str | bytes | None:
     return found
 
 
-def pad_key(pad_id: int | str | bytes | None) -> int | None:
-    """Return the key of the id that stands for nothing; None: there is none.
-
-    Args:
-        pad_id: as `pad_given` returns it.
-    """
+def pad_key(pad_id: int | str | bytes) -> int:
+    """Return the key of the id that stands for nothing."""
     import tensorflow as tf
 
     if isinstance(pad_id, str):
@@ -130,6 +126,4 @@ def pad_key(pad_id: int | str | bytes | None) -> int | None:
     if isinstance(pad_id, bytes):
         with tf.init_scope():  # a layer may ask while a step is traced
             return int(hashed(pad_id))
-    if pad_id is None:
-        return None
     return pad_id - (1 << 64) if pad_id >= 1 << 63 else pad_id  # the bits, as of ids of uint64

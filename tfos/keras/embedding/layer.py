@@ -225,7 +225,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         self._check_weights(keys.source, weights)
         rows = self._rows(keys, training)
         if self.combiner is not None:
-            rows = combined(rows, keys, weights, self.combiner, self._is_id(keys.flat))
+            is_id = None if self.pad_key is None else keys.flat != self.pad_key
+            rows = combined(rows, keys, weights, self.combiner, is_id)
         else:
             rows = keys.with_rows(rows)
         if isinstance(rows, tf.RaggedTensor):
@@ -366,10 +367,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             )
         rows.set_shape([None, self.dim])
         return row_flow.anchored(rows, indices, self.anchor) if self.trainable else rows
-
-    def _is_id(self, flat: Any) -> Any:
-        """Return [n] bool, False for padding; None where nothing is padding."""
-        return None if self.pad_key is None else flat != self.pad_key
 
 
 def _split(ids: Any, weights: Any) -> tuple[Any, Any]:
