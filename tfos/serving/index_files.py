@@ -301,6 +301,7 @@ class IndexCache:
             cache_use.remove_leftovers(self.directory)  # the lock
 
     def _existing(self, target: Path, key: str, *, checks: bool = True) -> MappedIndex | None:
+        """Return an intact index; a damaged one that is checked is told, and goes at once."""
         try:
             found = MappedIndex(target, key)
             if checks and self._verify and not found.is_checked():
@@ -309,7 +310,10 @@ class IndexCache:
         except FileNotFoundError:
             return None
         except ExportError as error:
-            self._console.warn(f"the index is built again: {error}")
+            if checks:  # under the lock: who looks without it comes here again
+                self._console.warn(f"the index is built again: {error}")
+                with suppress(OSError):  # this process may not remove it
+                    _remove(target)
             return None
 
     def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
@@ -346,10 +350,15 @@ class IndexCache:
 
 
 def _put(staged: Path, target: Path) -> None:
-    """Give an index its name; a damaged one there is removed, and existing mappings stay valid."""
+    """Give an index its name; what has lost its manifest there is removed."""
     with suppress(FileNotFoundError):
-        shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
+        _remove(target)
     staged.rename(target)
+
+
+def _remove(target: Path) -> None:
+    """Remove an index that nobody may open again; existing mappings stay valid."""
+    shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
 
 
 class _TableBuilder:
