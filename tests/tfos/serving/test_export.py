@@ -310,7 +310,7 @@ GIVEN = [[1.0] * 4]
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"id": pa.array([1], pa.int32()), "row": pa.array(GIVEN, ROW)}, "id is int32 with 0 nulls"),
+        ({"id": pa.array([1], pa.int32()), "row": pa.array(GIVEN, ROW)}, "id is int32 with 0"),
         ({"id": pa.array([None], pa.int64()), "row": pa.array(GIVEN, ROW)}, "id .* with 1 nulls"),
         ({"id": pa.array([1]), "row": pa.array([[1.0, None, 1.0, 1.0]], ROW)}, "row has nulls"),
         ({"id": pa.array([1]), "row": pa.array([None], ROW)}, "row has nulls"),
