@@ -157,9 +157,14 @@ def test_batches_are_under_way_until_a_push_with_them_is_acknowledged(exchange):
 
 
 def test_the_memory_of_an_answer_is_filled_again(exchange, monkeypatch):
-    made = []
+    made: list[replica.Received] = []
     real = replica.Received
-    monkeypatch.setattr(replica, "Received", lambda groups: made.append(1) or real(groups))
+
+    def received(groups: Any) -> replica.Received:
+        made.append(real(groups))
+        return made[-1]
+
+    monkeypatch.setattr(replica, "Received", received)
     takes = [
         exchange.pull,
         exchange.push_nothing,
