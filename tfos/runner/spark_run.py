@@ -179,6 +179,6 @@ def _count(num_proc: object, context: Any) -> int:
         if conf.contains("spark.default.parallelism"):
             return count
         return max(1, count // int(conf.get("spark.task.cpus", "1")))  # Spark has counted cores
-    if not isinstance(num_proc, int) or num_proc < 1:
+    if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise SettingsError(f"num_proc must be a whole number from 1, got {num_proc!r}")
     return num_proc

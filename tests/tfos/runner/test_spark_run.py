@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfos.config import ClusterConfig, Restarts
-from tfos.errors import NoResultError
+from tfos.errors import NoResultError, SettingsError
 from tfos.runner import spark_run
 from tfos.runner.rank_process import RankWork, run_rank
 from tfos.spark.pickling import pickle_value
@@ -29,6 +29,12 @@ def test_a_run_without_a_number_has_a_rank_per_task_of_all_cores(monkeypatch, co
     sc: Any = SimpleNamespace(defaultParallelism=8, getConf=lambda: Conf(conf))
     found = spark_run.run(int, sc=sc)
     assert found == [count]
+
+
+@pytest.mark.parametrize("num_proc", [True, 0, -1, 2.0, "2"])
+def test_a_number_of_ranks_that_is_none_is_refused(num_proc):
+    with pytest.raises(SettingsError, match=rf"num_proc must .* from 1, got {num_proc!r}"):
+        spark_run._count(num_proc, None)
 
 
 class Conf(dict[str, str]):
