@@ -217,5 +217,5 @@ def _check_offsets(offsets: Offsets, data_items: int, name: str) -> None:
             f"column {name!r}: offsets run from {offsets[0]} to {offsets[-1]} "
             f"for {data_items} items"
         )
-    if offsets.size > 1 and bool((offsets[1:] < offsets[:-1]).any()):
+    if (offsets[1:] < offsets[:-1]).any():
         raise ChunkError(f"column {name!r}: offsets decrease")

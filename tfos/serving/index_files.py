@@ -289,9 +289,14 @@ class IndexCache:
 
     def _checked(self, target: Path, key: str) -> MappedIndex | None:
         """Return an existing intact index; of several processes, the first one reads all of it."""
-        found = self._existing(target, key, checks=False)
-        if found is None or not self._verify or found.is_checked():
-            return found
+        try:
+            found = MappedIndex(target, key)
+            if not self._verify or found.is_checked():
+                return found
+        except FileNotFoundError:
+            return None
+        except ExportError:
+            pass  # told under the lock
         try:
             with self._alone(target):
                 return self._existing(target, key)
@@ -300,16 +305,19 @@ class IndexCache:
         finally:
             cache_use.remove_leftovers(self.directory)  # the lock
 
-    def _existing(self, target: Path, key: str, *, checks: bool = True) -> MappedIndex | None:
+    def _existing(self, target: Path, key: str) -> MappedIndex | None:
+        """Return an intact index; a damaged one is told and removed."""
         try:
             found = MappedIndex(target, key)
-            if checks and self._verify and not found.is_checked():
+            if self._verify and not found.is_checked():
                 found.check()
             return found
         except FileNotFoundError:
             return None
         except ExportError as error:
             self._console.warn(f"the index is built again: {error}")
+            with suppress(OSError):  # this process may not remove it
+                _remove(target)
             return None
 
     def _build(self, target: Path, key: str, state: str, sources: list[TableSource]) -> MappedIndex:
@@ -346,10 +354,15 @@ class IndexCache:
 
 
 def _put(staged: Path, target: Path) -> None:
-    """Give an index its name; a damaged one there is removed, and existing mappings stay valid."""
+    """Give an index its name; an incomplete one there is removed."""
     with suppress(FileNotFoundError):
-        shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
+        _remove(target)
     staged.rename(target)
+
+
+def _remove(target: Path) -> None:
+    """Remove an index that nobody may open again; existing mappings stay valid."""
+    shutil.rmtree(cache_use.move_aside(target), ignore_errors=True)
 
 
 class _TableBuilder:

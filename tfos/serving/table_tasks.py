@@ -114,16 +114,23 @@ def _ids(column: pa.Array, spec: TableSpec) -> Array:
 
 
 def _rows(column: Any, spec: TableSpec, named: pa.Array) -> Array:
-    """Return the values as [n, width]; the servers check their dtype and width."""
-    lengths = np.diff(column.offsets.to_numpy())
-    values = column.flatten()
-    width = int(lengths[0]) if lengths.size else 0
-    if column.null_count or values.null_count or (lengths != width).any():
-        bad = int(np.argmax(lengths != width))
-        raise SettingsError(
-            f"rows for table {spec.name!r}: a batch has {column.null_count} rows that are null, "
-            f"{values.null_count} values that are null, and rows of {width} and {lengths[bad]} "
-            f"values (the key {named[bad]}); each row needs {spec.dim} values, without nulls"
-        )
-    found: Array = values.to_numpy().reshape(len(lengths), width)
+    """Return the values as [n, dim]; the servers check their dtype."""
+    lengths, values = np.diff(column.offsets.to_numpy()), column.flatten()
+    if column.null_count or values.null_count or (lengths != spec.dim).any():
+        raise _misfit(column.to_pylist(), spec, named.to_pylist())
+    found: Array = values.to_numpy().reshape(len(lengths), spec.dim)
     return found
+
+
+def _misfit(rows: list[Any], spec: TableSpec, named: list[Any]) -> SettingsError:
+    """Return the error of the first row that does not fit."""
+    key, row = next(
+        (key, row)
+        for key, row in zip(named, rows, strict=True)
+        if row is None or len(row) != spec.dim or None in row
+    )
+    what = "is null" if row is None else f"has {len(row)} values, {row.count(None)} of them null"
+    return SettingsError(
+        f"rows for table {spec.name!r}: the row of the key {key} {what}; each row needs "
+        f"{spec.dim} values, without nulls"
+    )

@@ -82,6 +82,9 @@ BOMBS = {
     "stored as object": lambda: changed(
         stored=("object", "float64", "", "", "float64", "bool", "int64")
     ),
+    "text stored as numbers": lambda: changed(
+        stored=("uint8", "float64", "uint8", "", "float64", "bool", "uint8")
+    ),
     "shape of text": lambda: with_column(2, shape=(3,)),
     "same name twice": lambda: with_column(0, name="1"),
     "name too long": lambda: with_column(0, name="n" * 300),
@@ -119,6 +122,21 @@ LIMITS = {
     "rank 1000": "impossible shape",
     "name too long": "300 characters, the limit is 256",
     "deep layout": "nest deeper than 8",
+    "negative items": "-8 items",
+    "items of a tensor": "a tensor has no item count, got 8",
+    "fewer lengths than columns": "7 columns with 7 stored dtypes and 1 lengths",
+    "fewer dtypes than columns": "7 columns with 1 stored dtypes and 7 lengths",
+    "more columns than leaves": "layout has 1 leaves for 8 columns",
+    "names without values": "2 names for 1 values",
+    "object dtype": "dtype 'object' for kind tensor",
+    "dtype of text": "dtype 'int8' for kind str",
+    "stored wider than the column": "'float64' cannot hold int64",
+    "stored as object": "'object' cannot hold int64",
+    "text stored as numbers": "str has no stored dtype, got 'uint8'",
+    "shape of text": "kind str has no shape",
+    "same name twice": "same name",
+    "scalar with a shape": "a scalar has no shape",
+    "text value of numbers": "value str for kind tensor",
 }
 
 
@@ -147,7 +165,8 @@ def bytes_chunk():
 
 
 @pytest.mark.parametrize(
-    "offsets", [[1, 3, 5, 5], [0, 3, 5, 4], [0, 4, 3, 5], [0, -1, 5, 5], [0, 9, 9, 5]]
+    "offsets",
+    [[1, 3, 5, 5], [0, 3, 5, 4], [0, 3, 4, 4], [0, 4, 3, 5], [0, -1, 5, 5], [0, 9, 9, 5]],
 )
 def test_offsets_that_leave_their_data_are_refused(offsets):
     meta, payload = bytes_chunk()
@@ -162,6 +181,12 @@ def test_a_bool_that_is_no_bool_is_refused():
     payload[1] = 7
     with pytest.raises(ChunkError, match="neither 0 nor 1"):
         decode(chunk.meta, payload)
+
+
+def test_bools_of_which_there_are_none_are_read():
+    meta = packed(Packer(FeedConfig()), [[True], [False, True]]).meta
+    empty = msgspec.structs.replace(meta, num_rows=0, data_items=(0,))
+    assert rows_of(decode(empty, bytes(8))) == []
 
 
 def test_text_that_is_not_utf8_is_refused_when_read():

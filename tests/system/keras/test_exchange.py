@@ -11,6 +11,7 @@ import pytest
 
 from ps.manifest.manifest import Hyper
 from tfos.keras.step import variables
+from tfos.keras.step.exchange import replica
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.outgoing_push import OutgoingPush, hyper_of
 from tfos.keras.step.exchange.pipeline import GRACE_S, PipelinedPush
@@ -101,14 +102,14 @@ def test_without_a_pipeline_the_variables_are_the_answer_of_each_push(model, exc
 def test_with_a_pipeline_the_variables_are_the_answer_of_so_many_pushes_before(
     model, exchange, servers
 ):
-    for _ in range(4):
+    for number in range(4):
         exchange.push(outgoing(), most_in_flight=2)
+        assert int(model.optimizer.iterations) == number + 1, "pushes in flight are counted"
     assert exchange.num_in_flight == 2
     assert values_of(model) == {2}
-    assert int(model.optimizer.iterations) == 4, "pushes in flight are counted"
-    assert [push["lag"] for push in servers.pushed[:4]] == [0, 1, 2, 2]
     exchange.drain()
     assert (exchange.num_in_flight, exchange.steps, exchange.clock) == (0, 4, 4)
+    assert [push["lag"] for push in servers.pushed] == [0, 1, 2, 2]
     assert values_of(model) == {2}, "a callback may have changed the variables"
     exchange.pull()
     assert values_of(model) == {4}
@@ -137,6 +138,51 @@ def test_values_are_assigned_after_all_pushes(model, exchange, servers):
     assert exchange.num_in_flight == 0
     (assigned,) = servers.assigned
     assert set(assigned["trainable"]) == {9}
+
+
+def test_batches_are_under_way_until_a_push_with_them_is_acknowledged(exchange):
+    exchange.skip()
+    assert exchange.batches_under_way == 0, "no batch before it is without an answer"
+    exchange.push(outgoing(), most_in_flight=3)
+    exchange.push(outgoing(), most_in_flight=3)
+    exchange.accumulate(5)
+    exchange.skip()
+    assert exchange.batches_under_way == 4
+    exchange.push(outgoing(), most_in_flight=3)
+    assert exchange.batches_under_way == 5
+    exchange.adopt_oldest()
+    assert exchange.batches_under_way == 4
+    exchange.drain()
+    assert exchange.batches_under_way == 0
+
+
+def test_the_memory_of_an_answer_is_filled_again(exchange, monkeypatch):
+    made: list[replica.Received] = []
+    real = replica.Received
+
+    def received(groups: Any) -> replica.Received:
+        made.append(real(groups))
+        return made[-1]
+
+    monkeypatch.setattr(replica, "Received", received)
+    takes = [
+        exchange.pull,
+        exchange.push_nothing,
+        lambda: exchange.push(outgoing(), most_in_flight=0),
+    ]
+    for take in takes:
+        made.clear()
+        for _ in range(6):
+            take()
+        assert len(made) <= 2, take
+    for _ in range(9):
+        exchange.push(outgoing(), most_in_flight=2)
+    assert len(made) <= 2 + 2
+
+
+def test_a_pull_is_timed(exchange):
+    exchange.pull()
+    assert exchange._times.spent()["pull_s"] > 0
 
 
 def test_scalars_travel_in_sync_alone(model):

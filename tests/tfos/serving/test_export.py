@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -300,6 +301,40 @@ def test_a_forged_file_with_a_right_digest_is_read_or_named(tmp_path):
             refusals.append(str(error))
     assert len(refusals) > len(whole) // 20
     assert all(file.name in text for text in refusals)
+
+
+ROW = pa.list_(pa.float32(), 4)
+GIVEN = [[1.0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"id": pa.array([1], pa.int32()), "row": pa.array(GIVEN, ROW)}, "id is int32 with 0"),
+        ({"id": pa.array([None], pa.int64()), "row": pa.array(GIVEN, ROW)}, "id .* with 1 nulls"),
+        ({"id": pa.array([1]), "row": pa.array([[1.0, None, 1.0, 1.0]], ROW)}, "row has nulls"),
+        ({"id": pa.array([1]), "row": pa.array([None], ROW)}, "row has nulls"),
+        ({"id": pa.array([1]), "row": pa.array(GIVEN, pa.list_(pa.float32()))}, "row is list<"),
+        ({"id": pa.array([1]), "row": pa.array(GIVEN, pa.list_(pa.float64(), 4))}, "row is fixed"),
+        ({"row": pa.array(GIVEN, ROW), "id": pa.array([1])}, r"columns \['row', 'id'\]"),
+        ({"id": pa.array([], pa.int64()), "row": pa.array([], ROW)}, "has 0 rows, .* says 1"),
+    ],
+)
+def test_a_file_of_another_writer_is_refused_unless_it_has_the_rows_of_the_manifest(
+    tmp_path, columns, text
+):
+    manifest = write_export(tmp_path / "e", {1: 1.0})
+    table = manifest.tables[0]
+    file = tmp_path / "e" / "tables" / "user" / table.files[0].name
+    pq.write_table(pa.table(columns), file)
+    whole = file.read_bytes()
+    digest = sha256(whole).hexdigest()
+    record = msgspec.structs.replace(table.files[0], sha256=digest, nbytes=len(whole))
+    tables = (msgspec.structs.replace(table, files=(record,)),)
+    other = msgspec.structs.replace(manifest, tables=tables)
+    (tmp_path / "e" / "export.json").write_bytes(encode_with_digest(other))
+    with pytest.raises(ExportError, match=rf"part-00000\.parquet.*{text}"):
+        read_all(tmp_path / "e")
 
 
 def test_rows_out_of_order_are_refused(tmp_path):

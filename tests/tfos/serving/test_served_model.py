@@ -172,6 +172,24 @@ def test_a_damaged_index_is_built_again(tmp_path, cache, served, capsys, column)
     assert values(again.lookup("user", [7])) == [7.0]
 
 
+@pytest.mark.parametrize("name", ["0.rows", "index.json"])
+def test_a_damaged_index_is_read_once_and_told_once(
+    tmp_path, cache, served, capsys, monkeypatch, name
+):
+    real, read = index_files._verify, []
+
+    def verify(table: index_files.MappedTable, record: index_files.IndexedTable) -> None:
+        read.append(table.table.name)
+        real(table, record)
+
+    monkeypatch.setattr(index_files, "_verify", verify)
+    flip(served.index_dirs[0] / name, 150 if name == "index.json" else 8)
+    again = serve(tmp_path / "e", cache)
+    assert values(again.lookup("user", [*ROWS])) == list(ROWS.values())
+    assert capsys.readouterr().err.count("is built again") == 1
+    assert len(read) <= 1
+
+
 def test_an_index_of_another_export_is_built_again(tmp_path, cache, served, capsys):
     write_export(tmp_path / "other", {1: 5.0}, state="other")
     other = serve(tmp_path / "other", cache).index_dirs[0]

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.exports import values, write_export
-from tfos.errors import ExportError
-from tfos.serving import cache_directory, check_record, index_files
+from tests.tfos.serving.test_export import flip
+from tfos.errors import ExportError, SettingsError
+from tfos.serving import cache_directory, cache_use, check_record, index_files
 from tfos.serving.served_model import ServedModel, load
 
 ROWS = {one: float(one) for one in range(1, 101)}
@@ -447,6 +448,22 @@ def test_a_cache_that_is_only_read_is_checked_at_each_load(tmp_path, cache, monk
     for _ in range(2):
         assert values(serve(tmp_path / "e", cache).lookup("user", [7])) == [7.0]
     assert checks.count == 2
+
+
+@pytest.mark.parametrize(("name", "verify"), [("index.json", False), ("0.rows", True)])
+def test_damage_in_a_cache_that_is_only_read_is_told(
+    tmp_path, cache, monkeypatch, capsys, name, verify
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    write_export(tmp_path / "e", ROWS)
+    flip(serve(tmp_path / "e", cache).index_dirs[0] / name, 150 if name == "index.json" else 8)
+    monkeypatch.setattr(cache_use, "move_aside", refuse)
+    monkeypatch.setattr(cache_directory, "try_lock", refuse)
+    with pytest.raises(SettingsError, match="cannot be built there"):
+        load(tmp_path / "e", cache, progress=False, verify=verify)
+    assert f"{name} is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff"])
