@@ -172,7 +172,42 @@ def _version(found: os.stat_result) -> str:
     return f"changed {found.st_mtime_ns}"
 
 
+def sync_tree(path: LocalPath) -> None:
+    """Have a file, or a directory with all below, on the disk; links are left out.
+
+    Args:
+        path: what other code has written.
+    """
+    if path.is_symlink():
+        return
+    if path.is_dir():
+        for each in path.iterdir():
+            sync_tree(each)
+        _sync_directory(path)
+    elif path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _sync_directory(path: LocalPath) -> None:
+    """Have a directory's names on the disk, if its mount can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
 def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
+    _give_name(source, target, overwrite)
+    _sync_directory(target.parent)
+
+
+def _give_name(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
     if overwrite:
         source.replace(target)
         return
@@ -193,3 +228,5 @@ def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Disks without hard links."""
+_NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
+"""Directories that cannot be synced: of some FUSE and SMB mounts, or closed to readers."""

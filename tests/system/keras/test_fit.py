@@ -6,11 +6,13 @@ import errno
 import functools
 import itertools
 import logging
+import os
 import re
 import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -618,6 +620,36 @@ def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "saved"))
     served = loaded.serve(X[:4])
     np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_an_export_is_on_the_disk_before_it_takes_the_older_ones_place(
+    cluster, tmp_path, monkeypatch, name
+):
+    target, synced = tmp_path / name, {}
+    fsync, replace, rename = os.fsync, Path.replace, Path.rename
+
+    def noting(descriptor: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        fsync(descriptor)
+
+    def checked(give_name: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def named(staged: Path, place: Path) -> Path:
+            files = [staged, *staged.rglob("*")]
+            if place == target:
+                assert {str(path): path.stat().st_size for path in files}.items() <= synced.items()
+                synced.clear()
+            return give_name(staged, place)
+
+        return named
+
+    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("pathlib.Path.replace", checked(replace))
+    monkeypatch.setattr("pathlib.Path.rename", checked(rename))
+    model = distribute(make_model(), cluster.contexts[0])
+    for _ in range(2):  # the second one replaces
+        export(model, str(target), cluster.contexts[0])
+        assert next(iter(synced)) == str(tmp_path)
 
 
 def test_what_a_killed_export_leaves_has_the_name_of_its_target(cluster, tmp_path):
