@@ -41,13 +41,11 @@ def synced(tmp_path, monkeypatch) -> list[tuple[str, bool]]:
     return noted
 
 
-def test_a_written_file_is_on_the_disk_before_it_has_its_name_and_the_name_afterwards(
-    tmp_path, synced
-):
+def test_a_written_file_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
     LocalFileSystem().write(tmp_path / "file", b"x" * 100)
     (staged, had_name), *rest = synced
     assert (staged[:6], had_name) == (".file.", False)
-    assert rest == [(".", True)]
+    assert rest == [(".", True)]  # the name itself
 
 
 def test_a_renamed_directory_has_its_name_on_the_disk(tmp_path, synced):
