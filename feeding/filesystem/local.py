@@ -173,26 +173,22 @@ def _version(found: os.stat_result) -> str:
 
 
 def sync_tree(path: LocalPath) -> None:
-    """Have a file, or a directory with all below, on the disk; links are left out.
+    """Have a file, or a directory with all below, on the disk; links and pipes are left out.
 
     Args:
         path: what other code has written.
     """
-    if path.is_symlink():
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
         return
-    if path.is_dir():
-        for each in path.iterdir():
-            sync_tree(each)
-        _sync_directory(path)
-    elif path.is_file():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    for each in path.iterdir() if path.is_dir() else ():
+        sync_tree(each)
+    _sync(path)
 
 
-def _sync_directory(path: LocalPath) -> None:
-    """Have a directory's names on the disk, if its mount can do that."""
+def _sync(path: LocalPath) -> None:
+    """Have a file's content, or a directory's names, on the disk, if its mount can do that."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -204,7 +200,7 @@ def _sync_directory(path: LocalPath) -> None:
 
 def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
     _give_name(source, target, overwrite)
-    _sync_directory(target.parent)
+    _sync(target.parent)
 
 
 def _give_name(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
@@ -228,5 +224,5 @@ def _give_name(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Disks without hard links."""
-_NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
-"""Directories that cannot be synced: of some FUSE and SMB mounts, or closed to readers."""
+_NO_SYNC = {errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
+"""What cannot be synced when opened to read: on some FUSE and SMB mounts, or closed to readers."""

@@ -40,7 +40,6 @@ class HdfsFileSystem(RemoteFileSystem):
         """
         super().__init__(somewhere)
         self._requests = Requests(namenode_of(somewhere, os.environ), config)
-        self._umask = umask_of(os.environ)
 
     def status(self, path: Path) -> FileStatus:
         """See FileSystem."""
@@ -71,7 +70,8 @@ class HdfsFileSystem(RemoteFileSystem):
         def rename(staged: Location) -> None:
             self._rename(staged, target, overwrite, "write")
 
-        write_whole(self._requests, target, pieces_of(content), rename, umask=self._umask)
+        umask = umask_of(os.environ)  # not before: reading needs none
+        write_whole(self._requests, target, pieces_of(content), rename, umask=umask)
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """See FileSystem."""
@@ -81,7 +81,7 @@ class HdfsFileSystem(RemoteFileSystem):
         """See FileSystem."""
         location = self._own(path)
         request = HdfsRequest("make the directory", str(location))
-        permission = 0o777 & ~self._umask
+        permission = 0o777 & ~umask_of(os.environ)
         self._requests.ask(request, lambda client: client.mkdirs(location.path, permission, True))
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:

@@ -81,6 +81,21 @@ def test_a_mount_that_cannot_sync_directories_is_written_to_and_a_broken_disk_is
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_mount_that_syncs_no_file_opened_to_read_keeps_what_others_wrote(
+    tmp_path, monkeypatch, number
+):
+    (tmp_path / "file").write_bytes(b"x")
+
+    def failing(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", failing)
+    refused = pytest.raises(OSError, match="Input/output error")
+    with refused if number == errno.EIO else contextlib.nullcontext():
+        sync_tree(tmp_path / "file")
+
+
 def test_a_reader_gives_its_descriptor_back(tmp_path):
     files = LocalFileSystem()
     files.write(tmp_path / "file", b"x")

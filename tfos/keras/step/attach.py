@@ -238,7 +238,8 @@ def _check_same_order(ours: GroupSpec, servers: GroupSpec) -> None:
         raise UnsupportedModel(
             f"this process's model has the parameters of the parameter servers in another order: "
             f"{our!r} stands where they have {their!r}. Make and assign its layers in the same "
-            "order in every process; a set or a directory's listing has another one in each"
+            "order in every process; a set or a directory's listing has another one in each. Or "
+            "name the layers, if only the numbers that Keras gives them differ"
         )
 
 

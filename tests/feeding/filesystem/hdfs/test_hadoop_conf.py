@@ -16,6 +16,7 @@ from feeding.filesystem.hdfs.hadoop_conf import (
     user_name,
 )
 from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
 
 STACK = r"\n\tat org.apache.hadoop.hdfs.server.namenode.FSDirectory.check(FSDirectory.java:1974)"
 DENIED = RuntimeError(
@@ -240,6 +241,15 @@ def test_a_umask_that_is_none_is_named(tmp_path, value):
     said = f"fs.permissions.umask-mode is {value!r} in {tmp_path}; write it as 027"
     with pytest.raises(PathError, match=re.escape(said)):
         umask_of(write_umask(tmp_path, value))
+
+
+def test_a_umask_that_is_none_refuses_writes_only(tmp_path, monkeypatch):
+    write_umask(tmp_path, "all")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    fs = filesystem_for("hdfs://nn:1")
+    for write in (fs.mkdirs, lambda path: fs.write(path, b"x")):
+        with pytest.raises(PathError, match="umask-mode is 'all'"):
+            write("hdfs://nn:1/x")
 
 
 def test_hadoop_home_is_the_second_choice(conf_dir, tmp_path_factory):
