@@ -172,7 +172,38 @@ def _version(found: os.stat_result) -> str:
     return f"changed {found.st_mtime_ns}"
 
 
+def sync_tree(path: LocalPath) -> None:
+    """Have a file, or a directory with all below, on the disk; links and pipes are left out.
+
+    Args:
+        path: what other code has written.
+    """
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+        return
+    for each in path.iterdir() if path.is_dir() else ():
+        sync_tree(each)
+    _sync(path)
+
+
+def _sync(path: LocalPath) -> None:
+    """Have a file's content, or a directory's names, on the disk, if its mount can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
 def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
+    _give_name(source, target, overwrite)
+    _sync(target.parent)
+
+
+def _give_name(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
     if overwrite:
         source.replace(target)
         return
@@ -193,3 +224,5 @@ def _rename(source: LocalPath, target: LocalPath, overwrite: bool) -> None:
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Disks without hard links."""
+_NO_SYNC = {errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
+"""What cannot be synced when opened to read: on some FUSE and SMB mounts, or closed to readers."""

@@ -1,7 +1,7 @@
 """Connecting to a process: picks the transport, then runs the client's side of the handshake.
 
 Covers: in-process name, Unix socket or shared memory on the same host, TCP, TLS over TCP; one
-deadline over all of it.
+deadline over all of it, except the look-up of a host's name, which has the resolver's own.
 Does not: calls (connection).
 Threads: any.
 """

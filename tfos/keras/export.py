@@ -1,7 +1,7 @@
 """Export: `ctx.export(model, path)` writes the trained model as a plain file that needs no tfos.
 
 Covers: pulling the servers' parameters, writing next to the target or on this host first, renaming
-when complete; `load_model` for files that Keras itself cannot open.
+when complete and on the disk; `load_model` for files that Keras itself cannot open.
 Does not: checkpoint optimizer slots (ps).      Threads: the caller's.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import keras
 
 from feeding.errors import PathError
+from feeding.filesystem.local import LocalFileSystem, sync_tree
 from feeding.filesystem.location import LOCAL, parse
-from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import staging_name
 from tfos.errors import SettingsError
 from tfos.files import transfer
@@ -155,6 +155,7 @@ def _export_here(model: Any, target: Path, save: Save) -> None:
     try:
         with _named(target):
             save(model, temporary)
+            sync_tree(temporary)
         _replace(temporary, target)
     finally:
         _remove(temporary)
@@ -177,11 +178,11 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _replace(temporary: Path, target: Path) -> None:
+    fs = LocalFileSystem()
     if not target.is_dir():
-        temporary.replace(target)
+        fs.rename(temporary, target, overwrite=True)
         return
     # A directory cannot be renamed over one with content.
-    fs = filesystem_for(str(target))
     transfer.replace_directory(fs, parse(str(temporary)), parse(str(target)))
 
 

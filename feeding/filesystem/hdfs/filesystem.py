@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from feeding.filesystem.config import FileSystemConfig
 from feeding.filesystem.hdfs.client import HdfsRequest, Requests
-from feeding.filesystem.hdfs.hadoop_conf import namenode_of
+from feeding.filesystem.hdfs.hadoop_conf import namenode_of, umask_of
 from feeding.filesystem.hdfs.reader import HdfsReader, version_of
 from feeding.filesystem.hdfs.writer import write_whole
 from feeding.filesystem.interface import Buffer, FileStatus, Path, Pieces
@@ -70,7 +70,8 @@ class HdfsFileSystem(RemoteFileSystem):
         def rename(staged: Location) -> None:
             self._rename(staged, target, overwrite, "write")
 
-        write_whole(self._requests, target, pieces_of(content), rename)
+        umask = umask_of(os.environ)  # not before: reading needs none
+        write_whole(self._requests, target, pieces_of(content), rename, umask=umask)
 
     def rename(self, source: Path, target: Path, *, overwrite: bool = False) -> None:
         """See FileSystem."""
@@ -80,7 +81,8 @@ class HdfsFileSystem(RemoteFileSystem):
         """See FileSystem."""
         location = self._own(path)
         request = HdfsRequest("make the directory", str(location))
-        self._requests.ask(request, lambda client: client.mkdirs(location.path, 0o755, True))
+        permission = 0o777 & ~umask_of(os.environ)
+        self._requests.ask(request, lambda client: client.mkdirs(location.path, permission, True))
 
     def delete(self, path: Path, *, recursive: bool = False) -> bool:
         """See FileSystem."""

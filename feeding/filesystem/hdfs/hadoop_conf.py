@@ -1,4 +1,4 @@
-"""Hadoop client configuration: the NameNode of a path, and the user of its requests.
+"""Hadoop client configuration: the NameNode of a path, the user of its requests, the umask.
 
 hdfs-native reads the same files itself for everything else.
 Threads: any.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from feeding.filesystem.location import Location
 
 DEFAULT_PORT = 8020
 _FILES = ("core-site.xml", "hdfs-site.xml")
+_UMASK = "fs.permissions.umask-mode"
+_CLAUSE = r"([ugoa]*)([=+-])([rwx]*)"
+_BITS = {"u": 0o700, "g": 0o070, "o": 0o007}
+_RIGHTS = {"r": 0o444, "w": 0o222, "x": 0o111}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,36 @@ def namenode_of(location: Location, environ: Mapping[str, str]) -> NameNode:
         authority, origin = f"{authority}:{DEFAULT_PORT}", f"{origin}, with the default port"
     is_kerberos = values.get("hadoop.security.authentication", "").lower() == "kerberos"
     return NameNode(f"{location.scheme}://{authority}", origin, is_kerberos)
+
+
+def umask_of(environ: Mapping[str, str]) -> int:
+    """Return the permissions that new files and directories don't get; hdfs-native ignores them.
+
+    Args:
+        environ: has HADOOP_CONF_DIR or HADOOP_HOME.
+
+    Raises:
+        PathError: the configuration's umask is neither octal nor symbolic.
+    """
+    directory = configuration_directory(environ)
+    value = read_configuration(directory).get(_UMASK, "022")
+    if re.fullmatch(r"0*[0-7]{3}", value):
+        return int(value, 8)
+    given = 0  # unlike the octal form, the symbolic one says what they do get
+    for clause in value.split(","):
+        match = re.fullmatch(_CLAUSE, clause.strip())
+        if match is None:
+            raise PathError(
+                f"{_UMASK} is {value!r} in {directory}; write it as 027 or u=rwx,g=rx,o="
+            )
+        who, sign, rights = match.groups()
+        everyone = not who or "a" in who
+        whose = 0o777 if everyone else sum(_BITS[each] for each in set(who))
+        bits = sum(_RIGHTS[each] for each in set(rights))
+        if sign == "=":
+            given &= ~whose
+        given = given & ~(whose & bits) if sign == "-" else given | (whose & bits)
+    return 0o777 & ~given
 
 
 def user_name(environ: Mapping[str, str]) -> str:

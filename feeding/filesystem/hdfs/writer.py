@@ -34,13 +34,15 @@ class _Attempt:
     client: Client
     inner_path: str
     pieces: Pieces
+    permission: int
     written_bytes: int = 0
     """Grows while the attempt makes progress; the waiting thread reads it."""
 
     def run(self) -> None:
         from hdfs_native import WriteOptions
 
-        writer = self.client.create(self.inner_path, WriteOptions(create_parent=True))
+        options = WriteOptions(permission=self.permission, create_parent=True)
+        writer = self.client.create(self.inner_path, options)
         for piece in _made(self.pieces):
             writer.write(piece)
             self.written_bytes += memoryview(piece).nbytes
@@ -55,6 +57,8 @@ def write_whole(
     target: Location,
     pieces: Pieces,
     rename: Callable[[Location], None],
+    *,
+    umask: int,
 ) -> None:
     """Write a file beside `target`, as often as it takes, then rename it.
 
@@ -63,12 +67,13 @@ def write_whole(
         target: the file's final location.
         pieces: makes the content; called once per attempt, on another thread.
         rename: renames the temporary file to `target`.
+        umask: permissions that the file does not get.
     """
     waiting: RequestBudget | None = None
     failed: list[Location] = []
     while True:
         staged = target.sibling(staging_name(target.name))
-        error = _attempt(requests, staged, pieces)
+        error = _attempt(requests, staged, pieces, 0o666 & ~umask)
         if error is None:
             break
         failed.append(staged)
@@ -88,12 +93,14 @@ def write_whole(
         _remove(requests, failed)
 
 
-def _attempt(requests: Requests, staged: Location, pieces: Pieces) -> Exception | None:
+def _attempt(
+    requests: Requests, staged: Location, pieces: Pieces, permission: int
+) -> Exception | None:
     """Write the file once; return the error, None if it is whole."""
     client = None
     try:
         client = requests.client()
-        attempt = _Attempt(client, staged.path, pieces)
+        attempt = _Attempt(client, staged.path, pieces, permission)
         pending = requests.start(attempt.run)
         limit_s = requests.config.call_timeout_s
         pending.result_while_moving(limit_s, lambda: attempt.written_bytes, seen=-1)

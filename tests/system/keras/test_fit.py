@@ -6,11 +6,13 @@ import errno
 import functools
 import itertools
 import logging
+import os
 import re
 import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -620,6 +622,36 @@ def test_saved_model_directory_is_replaced_whole(cluster, tmp_path):
     np.testing.assert_allclose(served.numpy(), model.predict(X[:4], verbose=0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_an_export_is_on_the_disk_before_it_takes_the_older_ones_place(
+    cluster, tmp_path, monkeypatch, name
+):
+    target, synced = tmp_path / name, {}
+    fsync, replace, rename = os.fsync, Path.replace, Path.rename
+
+    def noting(descriptor: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        fsync(descriptor)
+
+    def checked(give_name: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def named(staged: Path, place: Path) -> Path:
+            files = [staged, *staged.rglob("*")]
+            if place == target:
+                assert {str(path): path.stat().st_size for path in files}.items() <= synced.items()
+                synced.clear()
+            return give_name(staged, place)
+
+        return named
+
+    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("pathlib.Path.replace", checked(replace))
+    monkeypatch.setattr("pathlib.Path.rename", checked(rename))
+    model = distribute(make_model(), cluster.contexts[0])
+    for _ in range(2):  # the second one replaces
+        export(model, str(target), cluster.contexts[0])
+        assert next(iter(synced)) == str(tmp_path)
+
+
 def test_what_a_killed_export_leaves_has_the_name_of_its_target(cluster, tmp_path):
     def save(_: Any, target: Path) -> None:
         assert re.fullmatch(r"\.saved\.[0-9a-f]{12}\.tmp", target.name)
@@ -927,6 +959,16 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
     with pytest.raises(UnsupportedModel, match=sentence):
         train()
     assert cluster.pushes <= most_pushes
+
+
+def test_a_loop_of_the_users_own_is_told_to_become_a_train_step(cluster, tmp_path):
+    model = distribute(make_model("sgd"), cluster.contexts[0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model.compute_loss(X, Y, model(X, training=True)))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    model.optimizer.apply(gradients, model.trainable_variables)
+    with pytest.raises(UnsupportedModel, match=r"optimizer\.apply in a loop.*into train_step"):
+        export(model, str(tmp_path / "m.keras"), cluster.contexts[0])
 
 
 @pytest.mark.parametrize(

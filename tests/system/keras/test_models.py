@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import keras
 import numpy as np
@@ -400,6 +401,45 @@ def test_variables_that_some_batches_do_not_reach_are_refused(cluster, first):
     with pytest.raises(UnsupportedModel, match=r"b/kernel.*in some kinds of batches only"):
         model.train_on_batch(dict.fromkeys(other, X[:32]), Y[:32])
     assert cluster.pushes == 1
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(keras.optimizers.SGD, 0.1),
+        partial(keras.optimizers.Adagrad, 0.1),
+        partial(keras.optimizers.SGD, 0.1, global_clipnorm=0.1),
+    ],
+)
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_rules_that_a_zero_gradient_leaves_alone_train_what_a_batch_reaches(
+    cluster, make, consistency
+):
+    model, plain = Towers(), Towers()
+    plain.set_weights(model.get_weights())
+    compiled(plain, make())
+    distribute(compiled(model, make()), cluster.contexts[0], consistency=consistency)
+    for each in (model, plain):
+        for name in ("a", "b", "ab", "b", "a"):
+            each.train_on_batch(dict.fromkeys(name, X[:32]), Y[:32])
+    for weight, expected in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.RMSprop(0.1),
+        keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2),
+    ],
+)
+def test_rules_and_sums_that_go_on_without_a_gradient_are_refused(cluster, optimizer):
+    model = distribute(compiled(Towers(), optimizer), cluster.contexts[0])
+    model.train_on_batch({"a": X[:32]}, Y[:32])
+    with pytest.raises(UnsupportedModel, match="or use SGD without momentum or Adagrad"):
+        model.train_on_batch({"b": X[:32]}, Y[:32])
 
 
 def test_weight_decay_spares_excluded_variables(cluster):

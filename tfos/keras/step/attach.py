@@ -195,6 +195,8 @@ def _ends_alike(one: str, other: str) -> bool:
 def check_same(ours: Manifest, servers: Manifest) -> None:
     """Refuse servers that hold another model; names may differ, as Keras numbers layers.
 
+    But the same names in another order are layers that take each other's values.
+
     Args:
         ours: manifest of this worker's model.
         servers: manifest that the servers serve.
@@ -221,11 +223,24 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             "every worker, one model per cluster"
         )
     for our, their in zip(ours.groups, servers.groups, strict=True):
+        _check_same_order(our, their)
         if our.compression != their.compression:
             raise UnsupportedModel(
                 f"this worker distributes with compression={our.compression!r}, the parameter "
                 f"servers take {their.compression!r}; use the same on every worker"
             )
+
+
+def _check_same_order(ours: GroupSpec, servers: GroupSpec) -> None:
+    mine, theirs = ([param.name for param in group.params] for group in (ours, servers))
+    if mine != theirs and sorted(mine) == sorted(theirs):
+        our, their = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
+        raise UnsupportedModel(
+            f"this process's model has the parameters of the parameter servers in another order: "
+            f"{our!r} stands where they have {their!r}. Make and assign its layers in the same "
+            "order in every process; a set or a directory's listing has another one in each. Or "
+            "name the layers, if only the numbers that Keras gives them differ"
+        )
 
 
 def _check_same_tables(ours: Manifest, servers: Manifest) -> None:

@@ -108,6 +108,17 @@ def moves_without_gradient(optimizer: Any) -> bool:
     return isinstance(inner, keras.optimizers.Ftrl) or getattr(inner, "epsilon", None) == 0
 
 
+def keeps_without_gradient(optimizer: Any) -> bool:
+    """Whether a gradient of zeros changes neither value nor slots, whatever came before it.
+
+    Momentum and means of squares go on. A sum of batches would count one as Keras does not.
+    """
+    inner = unwrap(optimizer)
+    is_plain = isinstance(inner, keras.optimizers.SGD) and not inner.momentum
+    is_sum = isinstance(inner, keras.optimizers.Adagrad)
+    return (is_plain or is_sum) and batches_per_update(inner) == 1
+
+
 def damps_itself(optimizer: Any) -> bool:
     """Whether each gradient lowers the rate of later ones, so that stale ones do little harm.
 

@@ -58,8 +58,10 @@ class SlowFiles:
         self._clock = clock
         self._num_failing = num_failing
         self.writers: list[SlowWriter] = []
+        self.permissions: set[int] = set()
 
     def create(self, path: str, options: Any) -> SlowWriter:
+        self.permissions.add(options.permission)
         fails = len(self.writers) < self._num_failing
         self.writers.append(SlowWriter(self._clock, fails=fails))
         return self.writers[-1]
@@ -97,16 +99,20 @@ def test_a_write_that_fails_late_is_repeated(clock, requests_to):
         parse(PATH),
         lambda: [b"one", b"two"],
         lambda at: renamed.append(at.name),
+        umask=0o027,
     )
     assert len(files.writers) == 2
     assert len(renamed) == 1
+    assert files.permissions == {0o640}
 
 
 @pytest.mark.fault("F40")
 def test_a_write_that_fails_again_behind_its_patience_is_not_repeated(clock, requests_to):
     files = SlowFiles(clock, num_failing=9)
     with pytest.raises(StorageUnavailable, match=f"cannot write {PATH}: .* reset"):
-        write_whole(requests_to(files), parse(PATH), lambda: [b"one", b"two"], lambda _: None)
+        write_whole(
+            requests_to(files), parse(PATH), lambda: [b"one", b"two"], lambda _: None, umask=0
+        )
     assert len(files.writers) == 2
 
 

@@ -9,8 +9,14 @@ import pytest
 
 from feeding.errors import NotAuthenticated, PathError
 from feeding.filesystem.hdfs.errors import ErrorKind, kind_of, sentence, translate, user_in
-from feeding.filesystem.hdfs.hadoop_conf import namenode_of, read_configuration, user_name
+from feeding.filesystem.hdfs.hadoop_conf import (
+    namenode_of,
+    read_configuration,
+    umask_of,
+    user_name,
+)
 from feeding.filesystem.location import parse
+from feeding.filesystem.registry import filesystem_for
 
 STACK = r"\n\tat org.apache.hadoop.hdfs.server.namenode.FSDirectory.check(FSDirectory.java:1974)"
 DENIED = RuntimeError(
@@ -200,6 +206,50 @@ def test_the_configuration_says_whether_users_prove_themselves(conf_dir):
         "<value>Kerberos</value></property></configuration>"
     )
     assert namenode_of(parse("hdfs://nn/x"), environ).is_kerberos
+
+
+def write_umask(directory, value):
+    (directory / "core-site.xml").write_text(
+        "<configuration><property><name>fs.permissions.umask-mode</name>"
+        f"<value>{value}</value></property></configuration>"
+    )
+    return {"HADOOP_CONF_DIR": str(directory)}
+
+
+@pytest.mark.parametrize(
+    ("value", "umask"),
+    [
+        ("027", 0o027),
+        (" 0077 ", 0o077),
+        ("u=rwx,g=rwx,o=", 0o007),  # Hadoop's own example
+        ("a=rwx, o-rwx, g-w", 0o027),
+        ("+rx,u+w", 0o022),
+        ("a=rwx,go=r", 0o033),
+    ],
+)
+def test_the_configuration_has_the_umask(tmp_path, value, umask):
+    assert umask_of(write_umask(tmp_path, value)) == umask
+
+
+def test_without_a_configuration_the_umask_is_hadoops(conf_dir):
+    assert umask_of({}) == 0o022
+    assert umask_of({"HADOOP_CONF_DIR": str(conf_dir)}) == 0o022
+
+
+@pytest.mark.parametrize("value", ["u=rwz", "99", "o", "27"])
+def test_a_umask_that_is_none_is_named(tmp_path, value):
+    said = f"fs.permissions.umask-mode is {value!r} in {tmp_path}; write it as 027"
+    with pytest.raises(PathError, match=re.escape(said)):
+        umask_of(write_umask(tmp_path, value))
+
+
+def test_a_umask_that_is_none_refuses_writes_only(tmp_path, monkeypatch):
+    write_umask(tmp_path, "all")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    fs = filesystem_for("hdfs://nn:1")
+    for write in (fs.mkdirs, lambda path: fs.write(path, b"x")):
+        with pytest.raises(PathError, match="umask-mode is 'all'"):
+            write("hdfs://nn:1/x")
 
 
 def test_hadoop_home_is_the_second_choice(conf_dir, tmp_path_factory):

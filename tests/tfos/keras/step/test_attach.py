@@ -113,3 +113,16 @@ def test_a_loaded_model_has_the_names_of_the_one_that_code_built(held, own, is_s
         chief = bed.client(0, generation=1)
         params = as_served(named(*own), chief).groups[0].params
         assert [each.name for each in params] == list(held if is_same else own)
+
+
+def test_layers_of_one_shape_in_another_order_are_refused():
+    served = named("m/q/kernel", "m/k/kernel", "m/v/kernel")
+    with pytest.raises(UnsupportedModel, match="'m/k/kernel' stands where they have 'm/q/kernel'"):
+        check_same(named("m/k/kernel", "m/q/kernel", "m/v/kernel"), served)
+    check_same(served, served)
+
+
+def test_layers_that_keras_has_numbered_otherwise_are_the_same():
+    check_same(
+        named("m/dense_1/kernel", "m/dense_2/kernel"), named("m/dense/kernel", "m/dense_1/kernel")
+    )

@@ -4,8 +4,9 @@ Covers: refusing steps because of them, the warning.
 Does not: find them (tfos.keras.step.gradients.gradient_step).
 
 Keras skips a variable whose gradient is None. Here its part of the flat gradient is zero. With
-fresh slots every rule then leaves value and slots unchanged, bit for bit. Where that does not hold
-(weight decay, a gradient in another kind of batch), the step is refused.
+fresh slots every rule then leaves value and slots unchanged, bit for bit; SGD without momentum and
+Adagrad do so with any slots. Where that does not hold (weight decay, momentum from another kind of
+batch), the step is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class MissingGradients:
                 "is zero; set their layers' trainable=False, or use another optimizer"
             )
         ids = frozenset(id(v) for v in missing)
-        if self._known is None:
+        if self._known is None or optimizers.keeps_without_gradient(self._inner):
             if missing:
                 warnings.warn(
                     f"Gradients do not exist for variables {[v.path for v in missing]} when "
@@ -66,7 +67,8 @@ class MissingGradients:
         elif differing := ids ^ self._known:
             paths = [v.path for v in self._variables.trained if id(v) in differing]
             raise UnsupportedModel(
-                f"{paths} have gradients in some kinds of batches only. In the others, the "
-                "servers' momentum would move them, but Keras would not. Let every batch reach "
-                "the same variables"
+                f"{paths} have gradients in some kinds of batches only. In the others, "
+                f"{type(self._inner).__name__} with these settings would change their values or "
+                "slots on the servers, but Keras would not. Let every batch reach the same "
+                "variables, or use SGD without momentum or Adagrad, without accumulation"
             )
