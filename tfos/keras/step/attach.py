@@ -8,6 +8,7 @@ Threads: none of its own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ps.client.retry import READY_TIMEOUT_S
+from ps.manifest.diff import MAX_SHOWN
 from ps.manifest.manifest import GroupSpec, Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from ps.manifest.shares import shares
@@ -195,6 +197,8 @@ def _ends_alike(one: str, other: str) -> bool:
 def check_same(ours: Manifest, servers: Manifest) -> None:
     """Refuse servers that hold another model; names may differ, as Keras numbers layers.
 
+    Names that come in another order are refused.
+
     Args:
         ours: manifest of this worker's model.
         servers: manifest that the servers serve.
@@ -221,11 +225,50 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             "every worker, one model per cluster"
         )
     for our, their in zip(ours.groups, servers.groups, strict=True):
+        _check_same_order(our, their)
         if our.compression != their.compression:
             raise UnsupportedModel(
                 f"this worker distributes with compression={our.compression!r}, the parameter "
                 f"servers take {their.compression!r}; use the same on every worker"
             )
+
+
+def _check_same_order(ours: GroupSpec, theirs: GroupSpec) -> None:
+    """Refuse weights that trade places: each would hold another one's values.
+
+    Layers that are numbered from another number on are shifted: they trade no places.
+    """
+    mine, others = ([param.name.split("/") for param in each.params] for each in (ours, theirs))
+    places = {name: place for place, name in enumerate(_within_outer_layers(others))}
+    moved = {
+        place: places[name]
+        for place, name in enumerate(_within_outer_layers(mine))
+        if places.get(name, place) != place
+    }
+    while moved:
+        start, place = moved.popitem()
+        round_trip = [start]
+        while place in moved:
+            round_trip.append(place)
+            place = moved.pop(place)
+        if place == start:
+            here, there = (
+                [each.params[at].name for at in sorted(round_trip)[:MAX_SHOWN]]
+                for each in (ours, theirs)
+            )
+            raise UnsupportedModel(
+                f"this worker's model has {here} where the parameter servers have {there}: the "
+                "same weights in another order, so each would take another one's values. Run the "
+                "same code everywhere, and make layers in a fixed order: sort a directory listing "
+                "or a set before a loop that makes a layer for each"
+            )
+
+
+def _within_outer_layers(paths: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the paths without the layers that all of them are in; see `_named_as`."""
+    levels = zip(*paths, strict=False)
+    num_common = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+    return [tuple(path[num_common:]) for path in paths]
 
 
 def _check_same_tables(ours: Manifest, servers: Manifest) -> None:

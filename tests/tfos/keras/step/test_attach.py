@@ -113,3 +113,40 @@ def test_a_loaded_model_has_the_names_of_the_one_that_code_built(held, own, is_s
         chief = bed.client(0, generation=1)
         params = as_served(named(*own), chief).groups[0].params
         assert [each.name for each in params] == list(held if is_same else own)
+
+
+Q, K = "m/q/kernel", "m/k/kernel"
+
+
+@pytest.mark.parametrize(
+    ("own", "held", "told"),
+    [
+        (
+            (Q, K),
+            (K, Q),
+            rf"has \['{Q}', '{K}'\] where the parameter servers have \['{K}', '{Q}'\]",
+        ),
+        ((Q, "dense/kernel", K), (K, "dense_1/kernel", Q), rf"\['{Q}', '{K}'\]"),
+        (("m_1/q/kernel", "m_1/k/kernel"), (K, Q), r"\['m_1/q/kernel', 'm_1/k/kernel'\]"),
+        (("q/kernel", "k/kernel"), (K, Q), r"\['q/kernel', 'k/kernel'\]"),
+        (("a", "b", "c"), ("b", "c", "a"), r"\['a', 'b', 'c'\] .*\['b', 'c', 'a'\]"),
+    ],
+)
+def test_weights_in_another_order_are_refused_by_name(own, held, told):
+    with pytest.raises(UnsupportedModel, match=f"{told}.*sort a directory listing"):
+        check_same(named(*own), named(*held))
+
+
+@pytest.mark.parametrize(
+    ("own", "held"),
+    [
+        (("dense/kernel", "dense_1/kernel"), ("dense_1/kernel", "dense_2/kernel")),
+        (("dense_2/kernel", "dense_3/kernel"), ("dense/kernel", "dense_1/kernel")),
+        (("dense_1/w", "conv/w", "dense_2/w"), ("dense/w", "conv/w", "dense_1/w")),
+        (BUILT, ("dense/kernel", "dense_1/kernel")),
+        (("kernel",), ("sequential/dense/kernel",)),
+    ],
+)
+def test_layers_that_keras_numbers_from_another_number_on_are_the_same(own, held):
+    """A worker that has made another model before numbers the layers of this one higher."""
+    check_same(named(*own), named(*held))
