@@ -9,6 +9,7 @@ Threads: none of its own.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """Seconds for the chief to seed the servers: its imports, data and first batch, then the wait for
 the servers' kernels. They include sending the values to the servers and to all workers at once: 100
 GB take 85 s at 10 Gb/s, and a step never moves more."""
+_NUMBER = re.compile(r"(_\d+)?(#\d+)?$")
 _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 SLOW_BYTES_PER_S = 50e6
@@ -197,7 +199,7 @@ def _ends_alike(one: str, other: str) -> bool:
 def check_same(ours: Manifest, servers: Manifest) -> None:
     """Refuse servers that hold another model; names may differ, as Keras numbers layers.
 
-    Names that come in another order are refused.
+    Names that come in another order are refused; their numbers do not count.
 
     Args:
         ours: manifest of this worker's model.
@@ -234,41 +236,30 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
 
 
 def _check_same_order(ours: GroupSpec, theirs: GroupSpec) -> None:
-    """Refuse weights that trade places: each would hold another one's values.
+    """Refuse weights that trade places: each would hold another one's values."""
+    mine, others = (_own_names(group) for group in (ours, theirs))
+    if mine == others or sorted(mine) != sorted(others):
+        return
+    moved = [at for at, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]]
+    here, there = ([each.params[at].name for at in moved[:MAX_SHOWN]] for each in (ours, theirs))
+    raise UnsupportedModel(
+        f"this worker's model has {here} where the parameter servers have {there}: the same "
+        "weights in another order, so each would take another one's values. Run the same code "
+        "everywhere, and make layers in a fixed order: sort a directory listing or a set before a "
+        "loop that makes a layer for each"
+    )
 
-    Layers that are numbered from another number on are shifted: they trade no places.
+
+def _own_names(group: GroupSpec) -> list[list[str]]:
+    """Return the names without the layers that all are in, and without the numbers.
+
+    Keras numbers layers in the order in which a process makes them; for the outer layers see
+    `_named_as`.
     """
-    mine, others = ([param.name.split("/") for param in each.params] for each in (ours, theirs))
-    places = {name: place for place, name in enumerate(_within_outer_layers(others))}
-    moved = {
-        place: places[name]
-        for place, name in enumerate(_within_outer_layers(mine))
-        if places.get(name, place) != place
-    }
-    while moved:
-        start, place = moved.popitem()
-        round_trip = [start]
-        while place in moved:
-            round_trip.append(place)
-            place = moved.pop(place)
-        if place == start:
-            here, there = (
-                [each.params[at].name for at in sorted(round_trip)[:MAX_SHOWN]]
-                for each in (ours, theirs)
-            )
-            raise UnsupportedModel(
-                f"this worker's model has {here} where the parameter servers have {there}: the "
-                "same weights in another order, so each would take another one's values. Run the "
-                "same code everywhere, and make layers in a fixed order: sort a directory listing "
-                "or a set before a loop that makes a layer for each"
-            )
-
-
-def _within_outer_layers(paths: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the paths without the layers that all of them are in; see `_named_as`."""
+    paths = [[_NUMBER.sub("", part) for part in param.name.split("/")] for param in group.params]
     levels = zip(*paths, strict=False)
     num_common = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
-    return [tuple(path[num_common:]) for path in paths]
+    return [path[num_common:] for path in paths]
 
 
 def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
