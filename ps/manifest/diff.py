@@ -59,7 +59,12 @@ def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
         if name in found and found[name] != shape:
             yield f"{where}: {name!r} expected shape {shape}, found {found[name]}"
     if shapes == found and ours.params != theirs.params:
-        yield f"{where}: the same parameters in another order"
+        pairs = zip(shapes, found, strict=True)
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
+        yield (
+            f"{where}: the same parameters in another order, expected {one!r} where {other!r} was "
+            "found"
+        )
 
 
 def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:

@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import cloudpickle
-
 from tfos.console.console import Console
 from tfos.driver.preflight import check_python_workers, check_timeout
 from tfos.errors import ConfigError, SettingsError
@@ -33,7 +31,7 @@ from tfos.many.trainings import ManyTrainings
 from tfos.spark.facts import SparkFacts, active_context, classic_context, read_facts
 from tfos.spark.interruptible import CancelToken, InterruptibleCall
 from tfos.spark.jvm_signals import leave_interrupts_to_python
-from tfos.spark.pickling import pickle_main_fun
+from tfos.spark.pickling import dumps, pickle_main_fun
 
 
 def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
@@ -165,8 +163,7 @@ def _check_spark(facts: SparkFacts) -> None:
 
 def _pickled_function(fn: Callable[..., Any]) -> bytes:
     pickle_main_fun(fn, None, called="fn")  # its error names the object
-    data: bytes = cloudpickle.dumps(fn)
-    return data
+    return dumps(fn)
 
 
 def _claimed(

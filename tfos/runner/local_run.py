@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from rpc.linux_calls import memfd_create, pidfd_open
@@ -35,6 +34,7 @@ from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
 from tfos.runner.spark_run import checked_work, late_ranks, rank_value
+from tfos.spark import pickling
 
 START_S = 120.0
 """Seconds until a process listens, including the imports of the program's modules."""
@@ -85,7 +85,7 @@ def run_local(
         NodeFailedError: a rank failed; its own traceback is the cause.
         ShutdownTimeout: fn did not return within timeout_s.
     """
-    work = cloudpickle.dumps(checked_work(fn, args, kwargs))
+    work = pickling.dumps(checked_work(fn, args, kwargs))
     secret, run_id = secrets.token_bytes(32), f"local-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         _open_standard_streams(stack)

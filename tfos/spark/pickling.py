@@ -9,17 +9,45 @@ from __future__ import annotations
 
 import dis
 import functools
+import io
 import types
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
 from tfos.errors import NotPicklable, TFOSError
 
 _MAX_DEPTH = 5
+_NO_FILE = "<dynamic-code>"
+"""What cloudpickle 3.1.3 and later write as the file of each function."""
+
+
+def _with_file(code: types.CodeType) -> tuple[Any, tuple[Any, ...]]:
+    kind, args = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return kind, tuple(code.co_filename if arg == _NO_FILE else arg for arg in args)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it ships no types
+    """Keeps the file of each function: without it, tracebacks of main_fun show no source lines."""
+
+    dispatch_table: ClassVar = ChainMap(
+        {types.CodeType: _with_file}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value as cloudpickle's bytes; functions keep their files.
+
+    Args:
+        value: a function, or what may contain some.
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(value)
+    return file.getvalue()
 
 
 def pickle_main_fun(main_fun: Any, args: Any, *, called: str = "main_fun") -> bytes:
@@ -34,8 +62,7 @@ def pickle_main_fun(main_fun: Any, args: Any, *, called: str = "main_fun") -> by
         NotPicklable: names the object and the line that refers to it.
     """
     try:
-        pickled: bytes = cloudpickle.dumps((main_fun, args))
-        return pickled
+        return dumps((main_fun, args))
     except Exception as error:
         raise NotPicklable(_explain(main_fun, args, error, called)) from error
 

@@ -174,4 +174,6 @@ def test_another_order_of_the_same_parameters_is_a_difference():
     params = (ParamSpec("a", (1,)), ParamSpec("b", (1,)))
     one = Manifest(groups=(GroupSpec("g", "float32", SGD(), params),))
     other = Manifest(groups=(GroupSpec("g", "float32", SGD(), params[::-1]),))
-    assert manifest_differences(one, other) == ("group 'g': the same parameters in another order",)
+    assert manifest_differences(one, other) == (
+        "group 'g': the same parameters in another order, expected 'a' where 'b' was found",
+    )

@@ -880,6 +880,21 @@ def test_a_fit_after_one_that_was_broken_off_begins_with_the_servers_values(clus
     assert f"{head.kernel.path!r} had here are lost" in message
 
 
+def test_a_loop_of_the_program_is_refused_with_the_way_to_train_it(cluster):
+    import tensorflow as tf
+
+    model = distribute(linear(keras.Sequential), cluster.contexts[0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model.compute_loss(X, Y, model(X, training=True)))
+    weights = model.trainable_variables
+    model.optimizer.apply(tape.gradient(loss, weights), weights)
+    sentence = r"a training loop of your own.*into the model's train_step, and call fit"
+    for use in (lambda: model.fit(X, Y, verbose=0), lambda: model.predict(X, verbose=0)):
+        with pytest.raises(UnsupportedModel, match=sentence):
+            use()
+    assert cluster.pushes == 0
+
+
 def test_values_that_do_not_reach_the_servers_are_refused(cluster, tmp_path):
     backbone = keras.layers.Dense(20, trainable=False)
     model = distribute(linear(keras.Sequential, backbone), cluster.contexts[0])

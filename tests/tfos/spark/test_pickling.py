@@ -177,3 +177,15 @@ def test_what_the_instance_of_a_method_holds_is_named(bound):
     trainer = Trainer()
     with pytest.raises(NotPicklable, match=r"refers to 'self.lock' \(lock\).*inside main_fun"):
         pickle_main_fun(trainer.train if bound else trainer, None)
+
+
+def test_functions_and_those_inside_them_keep_their_file_for_tracebacks():
+    def main_fun(args, ctx):
+        def inner():
+            raise ValueError("lost")
+
+        return inner
+
+    function, _ = cloudpickle.loads(pickle_main_fun(main_fun, None))
+    assert function.__code__.co_filename == __file__
+    assert function(None, None).__code__.co_filename == __file__

@@ -8,13 +8,17 @@ Threads: none of its own.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import msgspec
 import numpy as np
 
 from ps.client.retry import READY_TIMEOUT_S
+from ps.manifest.diff import MAX_SHOWN
 from ps.manifest.manifest import GroupSpec, Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from ps.manifest.shares import shares
@@ -31,6 +35,10 @@ ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """Seconds for the chief to seed the servers: its imports, data and first batch, then the wait for
 the servers' kernels. They include sending the values to the servers and to all workers at once: 100
 GB take 85 s at 10 Gb/s, and a step never moves more."""
+_AUTOMATIC = frozenset(name.lower() for name in dir(keras.layers))
+"""The names that Keras gives layers, without underscores and numbers."""
+_NUMBER = re.compile(r"_\d+$")
+_REPEATED = re.compile(r"#\d+$")
 _SEED_STATE = "seed_generator_state"
 """Keras' name for the variable of a `keras.random.SeedGenerator`: seed and number of draws."""
 SLOW_BYTES_PER_S = 50e6
@@ -195,7 +203,7 @@ def _ends_alike(one: str, other: str) -> bool:
 def check_same(ours: Manifest, servers: Manifest) -> None:
     """Refuse servers that hold another model; names may differ, as Keras numbers layers.
 
-    But the same names in another order are layers that take each other's values.
+    Names that come in another order are refused; numbers that Keras gives do not count.
 
     Args:
         ours: manifest of this worker's model.
@@ -231,16 +239,38 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             )
 
 
-def _check_same_order(ours: GroupSpec, servers: GroupSpec) -> None:
-    mine, theirs = ([param.name for param in group.params] for group in (ours, servers))
-    if mine != theirs and sorted(mine) == sorted(theirs):
-        our, their = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
-        raise UnsupportedModel(
-            f"this process's model has the parameters of the parameter servers in another order: "
-            f"{our!r} stands where they have {their!r}. Make and assign its layers in the same "
-            "order in every process; a set or a directory's listing has another one in each. Or "
-            "name the layers, if only the numbers that Keras gives them differ"
-        )
+def _check_same_order(ours: GroupSpec, theirs: GroupSpec) -> None:
+    """Refuse weights that trade places: each would hold another one's values."""
+    mine, others = (_own_names(group) for group in (ours, theirs))
+    if mine == others or sorted(mine) != sorted(others):
+        return
+    moved = [at for at, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]]
+    here, there = ([each.params[at].name for at in moved[:MAX_SHOWN]] for each in (ours, theirs))
+    raise UnsupportedModel(
+        f"this worker's model has {here} where the parameter servers have {there}: the same "
+        "weights in another order, so each would take another one's values. Run the same code "
+        "everywhere, and make layers in a fixed order: sort a directory listing or a set before a "
+        "loop that makes a layer for each"
+    )
+
+
+def _own_names(group: GroupSpec) -> list[list[str]]:
+    """Return the names without the layers that all are in, and without Keras's numbers.
+
+    It numbers layers in the order in which a process makes them; for the outer layers see
+    `_named_as`.
+    """
+    paths = [list(map(_unnumbered, param.name.split("/"))) for param in group.params]
+    levels = zip(*paths, strict=False)
+    num_common = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+    return [path[num_common:] for path in paths]
+
+
+def _unnumbered(name: str) -> str:
+    """Return a layer's name without the number, if Keras gave it: `dense_2`, but not `expert_2`."""
+    name = _REPEATED.sub("", name)
+    kind = _NUMBER.sub("", name)
+    return kind if kind.replace("_", "") in _AUTOMATIC else name
 
 
 def _check_same_tables(ours: Manifest, servers: Manifest) -> None:

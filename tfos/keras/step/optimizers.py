@@ -72,7 +72,8 @@ def check(optimizer: Any) -> None:
     if inner.built and int(inner.iterations) > 0:
         raise UnsupportedOptimizer(
             f"the {kind} optimizer has already made {int(inner.iterations)} steps, and its slots "
-            "cannot be moved to the servers; compile the model again, then distribute it"
+            "cannot be moved to the servers; compile the model again, then distribute it: its "
+            "weights stay, and new slots begin at zero steps"
         )
 
 

@@ -281,12 +281,12 @@ class PSTrainer:
     def check_unchanged(self) -> None:
         """Refuse a model that was compiled again or whose variables changed."""
         since = self._since
+        place = "as a new model" if self.is_local else "in a cluster of its own"
         before, now = (
             (self.optimizer, *self._compiled),
             (self.model.optimizer, *_compiled(self.model)),
         )
         if any(map(operator.is_not, now, before)):
-            place = "as a new model" if self.is_local else "in a cluster of its own"
             raise UnsupportedModel(
                 f"the model was compiled again after {since}, but the parameter servers run the "
                 "rule of the previous optimizer, and the step has the previous loss and metrics. "
@@ -295,7 +295,7 @@ class PSTrainer:
                 f"the model, load it, change and compile it, and train it {place}"
             )
         if self._attached is not None:
-            self._attached.variables.check_unchanged(self.model, since)
+            self._attached.variables.check_unchanged(self.model, since, place)
 
     # -- steps
 

@@ -227,12 +227,13 @@ class Variables:
             staleness_aware=staleness_aware,
         )
 
-    def check_unchanged(self, model: Any, since: str) -> None:
+    def check_unchanged(self, model: Any, since: str, place: str) -> None:
         """Refuse a model whose variables have changed.
 
         Args:
             model: the model that had these variables.
             since: call that bound the model to its servers, for the message.
+            place: where a changed model can be trained, for the message.
 
         Raises:
             VariablesChanged: the text names the new and the missing variables and Embeddings.
@@ -248,7 +249,9 @@ class Variables:
         gone = [path for key, path in before.items() if key not in after]
         raise VariablesChanged(
             f"the model's trainable variables changed after {since}: new {added}, no longer "
-            f"trainable {gone}. Add layers and set `trainable` before that, then compile"
+            f"trainable {gone}. Add layers and set `trainable` before that, then compile. To train "
+            "the trained model with other layers (unfrozen, enable_lora), save it, load it, change "
+            f"and compile it, and train it {place}"
         )
 
 

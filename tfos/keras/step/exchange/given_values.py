@@ -86,12 +86,13 @@ class GivenValues:
             raise UnsupportedModel(
                 f"{path!r} was changed after {self._since}, but only in the model; the next answer "
                 "of the parameter servers would overwrite it. load_weights or set_weights of a "
-                "layer or of a nested model, assign, optimizer.apply in a loop of your own, and "
-                "training another model that shares the layer do not reach the servers. Set "
-                f"weights before {self._since}, or call set_weights or load_weights of the whole "
-                "model (with tables, only before the first step). Move a loop's body into "
-                "train_step, and call fit or train_on_batch. If another model was trained, rebuild "
-                "and compile this one: keras.Model(model.inputs, model.outputs)"
+                "layer or of a nested model, assign, a training loop of your own (GradientTape and "
+                "optimizer.apply outside of train_step), and training another model that shares "
+                f"the layer do not reach the servers. Set weights before {self._since}, or call "
+                "set_weights or load_weights of the whole model (with tables, only before the "
+                "first step). Move a loop's step into the model's train_step, and call fit. If "
+                "another model was trained, rebuild and compile this one: "
+                "keras.Model(model.inputs, model.outputs)"
             )
 
     def check_with_rows(self) -> None:
