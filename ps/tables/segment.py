@@ -19,7 +19,7 @@ changed since a checkpoint, which were pushed least recently, and (ps.tables.evi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,6 +120,15 @@ class Segment:
     def admitted_early(self) -> float:
         """Which share of ids never pushed before would be admitted now; see ps.tables.admission."""
         return self._admission_filter.admitted_early
+
+    @property
+    def ages(self) -> tuple[tuple[float, int], ...]:
+        """Times at which its versions were reached; see TtlClock.ages."""
+        return self._ages.ages()
+
+    def load_ages(self, ages: Sequence[tuple[float, int]]) -> None:
+        """Let its rows be as old as in a save, once all are loaded; see TtlClock.restore."""
+        self._ages.restore(ages)
 
     def load_counts(self, counts: Array) -> None:
         """Go on from the counts of a checkpoint, [n] uint16. Raises as AdmissionFilter.load."""
