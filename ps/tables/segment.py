@@ -127,7 +127,7 @@ class Segment:
         return self._ages.ages()
 
     def load_ages(self, ages: Sequence[tuple[float, int]]) -> None:
-        """Let its rows be as old as in a save, once all are loaded; see TtlClock.restore."""
+        """Let its rows be as old as in a save; else they are new at the next push."""
         self._ages.restore(ages)
 
     def load_counts(self, counts: Array) -> None:
@@ -279,7 +279,6 @@ class Segment:
             IdError: an id occurs twice in the batch.
         """
         self.version = max(self.version, int(batch.versions.max(initial=0)))
-        self._ages.restart()
         rows = np.empty(batch.ids.size, np.int64)
         missing = self._index.find(self._ids.rows, batch.ids, rows)
         if not missing:

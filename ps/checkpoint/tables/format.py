@@ -124,9 +124,7 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
     counts = source.counts.tobytes()
     file.write(counts)
     written = (tuple(pieces), len(counts), digest(counts))
-    return SegmentRecord(
-        *source.place, source.version, source.is_whole, *written, ages=source.ages
-    )
+    return SegmentRecord(*source.place, source.version, source.is_whole, *written, ages=source.ages)
 
 
 def num_segments(records: Sequence[SegmentRecord], table: int) -> int:

@@ -8,10 +8,10 @@ Steps are read from the newest back, and the first entry of an id is its final s
 loads no row that a newer step has dropped: a table never has more rows than were saved, and it can
 evict the oldest rows while older steps are still unread.
 
-With the same numbers of servers and segments the restored state is the saved one: rows are as old as
-they were, whatever time has passed since, in which no push could reach them. Otherwise rows, slots
-and versions are. A table's step is then the largest of its segments', which differ only by pushes
-in flight, ids without a row are counted from 0, and a row's time to live starts again.
+With the same numbers of servers and segments the restored state is the saved one: rows are as old
+as they were, whatever time has passed since, in which no push could reach them. Otherwise rows,
+slots and versions are. A table's step is then the largest of its segments', which differ only by
+pushes in flight, ids without a row are counted from 0, and a row's time to live starts again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from ps.checkpoint.tables.format import num_segments
 from ps.checkpoint.tables.reader import End, RowPlace, SavedSegment, read_rows
 from ps.errors import CheckpointError
 from ps.tables.rows import Dropped, RowBatch
-from ps.tables.segment import Segment
 from ps.tables.table import Table
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +73,6 @@ def restore_tables(
     )
     versions = [0] * len(tables)
     gone: defaultdict[RowPlace, _Gone] = defaultdict(_Gone)
-    ages: list[tuple[Segment, tuple[tuple[float, int], ...]]] = []
     pieces = read_rows(chain, is_own=is_same)
     for saved, piece in _one_ahead(pieces):
         at, number = saved.record.place
@@ -86,10 +84,7 @@ def restore_tables(
             gone[saved.server, at, number].add(piece.ids[table.is_own(piece.ids)])
         elif is_same and not reset_optimizer:
             _end(table, number, piece)
-            ages.append((table.segments[number], piece.ages))
         versions[at] = max(versions[at], saved.record.version)
-    for segment, saved_ages in ages:  # once all rows are there, which begin as young ones
-        segment.load_ages(saved_ages)
     for table, version in zip(tables, versions, strict=True):
         table.fit()
         if table.has_left_out:
@@ -149,6 +144,7 @@ class _Gone:
 def _end(table: Table, number: int, end: End) -> None:
     segment = table.segments[number]
     segment.version = end.version
+    segment.load_ages(end.ages)
     try:
         segment.load_counts(np.frombuffer(end.counts, np.uint16))
     except ValueError as error:
