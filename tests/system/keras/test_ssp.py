@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.keras_training import blobs, serving, together
-from tfos.errors import SettingsError, UnsupportedModel
+from tfos.errors import SettingsError, UnsupportedModel, UnsupportedOptimizer
 from tfos.keras.fit.distribute import distribute
 
 pytest.importorskip("tensorflow")
@@ -91,6 +91,17 @@ def test_uneven_workers_train_within_the_bound_and_end_with_the_same_parameters(
 def test_combinations_that_mean_nothing_are_refused(options, text):
     with serving() as cluster, pytest.raises(SettingsError, match=text):
         distribute(make_model(), cluster.contexts[0], **options)
+
+
+def test_ftrl_refuses_rates_that_are_divided_by_staleness():
+    x, y = X[:BATCH], Y[:BATCH]
+    with serving() as cluster:
+        model = make_model()
+        model.compile(keras.optimizers.Ftrl(0.1), model.loss, jit_compile=False)
+        with pytest.raises(UnsupportedOptimizer, match=r"staleness_aware=True with Ftrl"):
+            distribute(model, cluster.contexts[0], staleness_aware=True)
+        distribute(model, cluster.contexts[0]).fit(x, y, verbose=0)
+        assert not cluster.manifest.staleness_aware
 
 
 def test_workers_with_different_bounds_are_refused():

@@ -1,9 +1,10 @@
 """Adapted layers: what `adapt` has learned that the servers' values do not bring by themselves.
 
 Covers: vocabularies with their weights (StringLookup, IntegerLookup, TextVectorization) and limits
-of bins (Discretization), which no variable holds; their comparison with other workers;
-Normalization after the servers have given its variables values (tfos.keras.step.attach).
-Does not: exchange the digests (tfos.keras.fit.epoch_agreement).
+of bins (Discretization), which no variable holds; their comparison with other workers, and with
+the record on the servers of what the parameters were trained with; Normalization after the servers
+have given its variables values (tfos.keras.step.attach).
+Does not: exchange the digests between workers (tfos.keras.fit.epoch_agreement).
 Threads: the thread that attaches the model or runs `fit`.
 """
 
@@ -12,10 +13,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import msgspec
+import numpy as np
+
+from tfos.errors import SettingsError
+from tfos.keras.protocols import WorkerContext
+
+METADATA_NAME = "tfos.adapted"
+_SERVED = "the servers' parameters"
 
 
 class AdaptedLayer(msgspec.Struct, frozen=True):
@@ -23,6 +31,87 @@ class AdaptedLayer(msgspec.Struct, frozen=True):
 
     name: str
     digest: bytes
+    size: int = 0
+    """Number of its words or limits of bins."""
+
+
+class _Learned(NamedTuple):
+    """What one layer has learned."""
+
+    values: list[Any]
+    """Words in the order of their numbers, or limits of bins."""
+    weights: list[float] | None = None
+    can_grow: bool = False
+    """Whether further values leave the numbers of the first ones as they are."""
+
+    def digest(self, size: int | None = None) -> bytes:
+        """Return the digest of all values, or of the first `size`."""
+        what = repr((self.values[:size], self.weights))
+        return hashlib.blake2b(what.encode(), digest_size=16).digest()
+
+
+class AdaptedRecord:
+    """The record of what the layers had learned when the servers' parameters were trained.
+
+    It is metadata of the run, so checkpoints contain it.
+
+    Args:
+        ctx: the worker's context.
+        client: the process's PSClient.
+        model: the model.
+    """
+
+    def __init__(self, ctx: WorkerContext, client: Any, model: Any) -> None:
+        self._ctx = ctx
+        self._client = client
+        self._model = model
+        self._kept: tuple[AdaptedLayer, ...] | None = None
+
+    def attached(self) -> None:
+        """Compare with the servers' record, once they are filled; the chief keeps it up to date.
+
+        Raises:
+            SettingsError: a layer has learned something else.
+        """
+        if found := _found(self._model):
+            self._keep(_like(found, recorded(self._client.metadata()), _SERVED))
+
+    def begin_fit(self) -> None:
+        """Compare with what the layers had learned before. Raises as `attached`."""
+        if self._kept is None:
+            return
+        if (now := _like(_found(self._model), self._kept, _SERVED)) != self._kept:
+            self._keep(now)
+
+    def _keep(self, now: tuple[AdaptedLayer, ...]) -> None:
+        self._kept = now
+        if self._ctx.is_chief:
+            self._client.set_metadata(METADATA_NAME, msgspec.to_builtins(now), of_run=True)
+
+
+def recorded(metadata: Mapping[str, Any]) -> tuple[AdaptedLayer, ...]:
+    """Return the layers with which parameters were trained; empty: it is unknown, or none.
+
+    Args:
+        metadata: metadata of the servers.
+    """
+    return msgspec.convert(metadata.get(METADATA_NAME, ()), tuple[AdaptedLayer, ...])
+
+
+def check_like(model: Any, kept: tuple[AdaptedLayer, ...], what: str) -> None:
+    """Refuse a model whose layers have learned something else than when parameters were trained.
+
+    Words that were added at the end are accepted: the others keep their numbers.
+
+    Args:
+        model: a Keras model.
+        kept: the layers then. Names may differ, as Keras numbers layers.
+        what: the parameters, for the message.
+
+    Raises:
+        SettingsError: the text names the layer, and what to do.
+    """
+    _like(_found(model), kept, what)
 
 
 def adapted_layers(model: Any) -> tuple[AdaptedLayer, ...]:
@@ -31,8 +120,7 @@ def adapted_layers(model: Any) -> tuple[AdaptedLayer, ...]:
     Args:
         model: a Keras model, built or not.
     """
-    found = ((layer.name, _learned(layer)) for layer in model._flatten_layers())
-    return tuple(AdaptedLayer(name, _digest(what)) for name, what in found if what is not None)
+    return tuple(layer for layer, _ in _found(model))
 
 
 def differing(
@@ -78,13 +166,51 @@ def renewing_normalization(model: Any) -> Iterator[None]:
             each.make_predict_function(force=True)
 
 
-def _learned(layer: Any) -> Any:
+def _found(model: Any) -> list[tuple[AdaptedLayer, _Learned]]:
+    each = ((layer.name, _learned(layer)) for layer in model._flatten_layers())
+    return [
+        (AdaptedLayer(name, learned.digest(), len(learned.values)), learned)
+        for name, learned in each
+        if learned is not None
+    ]
+
+
+def _like(
+    found: list[tuple[AdaptedLayer, _Learned]], kept: tuple[AdaptedLayer, ...], what: str
+) -> tuple[AdaptedLayer, ...]:
+    """Return the layers that were found. Raises as `check_like`."""
+    if len(found) == len(kept):
+        befores = list(kept)
+    else:  # a layer has moved into, or out of, the data's own map
+        named = {each.name: each for each in kept}
+        befores = [named.get(now.name, now) for now, _ in found]
+    for (now, learned), before in zip(found, befores, strict=True):
+        is_same = now.digest == before.digest or not before.size
+        if not is_same and learned.can_grow and before.size < now.size:
+            is_same = learned.digest(before.size) == before.digest
+        if not is_same:
+            raise SettingsError(
+                f"layer {now.name!r} has learned {now.size} words or limits of bins "
+                f"(digest {now.digest.hex()[:8]}), but {what} were trained with "
+                f"{before.size} others (digest {before.digest.hex()[:8]}), so the same number "
+                "would mean different things. Give it what it had learned then, instead of "
+                "calling adapt: StringLookup(vocabulary=...), Discretization(bin_boundaries=...); "
+                "new words may follow at the end. For another vocabulary, train anew, with "
+                "another Checkpoints(directory=...)"
+            )
+    return tuple(now for now, _ in found)
+
+
+def _learned(layer: Any) -> _Learned | None:
     if isinstance(layer, keras.layers.Discretization):
-        return layer.bin_boundaries
+        limits = layer.bin_boundaries
+        return _Learned([] if limits is None else np.float32(limits).tolist())  # as it computes
     if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
         return None
     weights = getattr(layer, "idf_weights_const", None)  # unset before `adapt`, as the vocabulary
-    return _vocabulary(layer), None if weights is None else weights.numpy().tolist()
+    if weights is None:
+        return _Learned(_vocabulary(layer), can_grow=True)
+    return _Learned(_vocabulary(layer), weights.numpy().tolist())
 
 
 def _vocabulary(layer: Any) -> list[Any]:
@@ -95,7 +221,3 @@ def _vocabulary(layer: Any) -> list[Any]:
     numbers, words = (keys, values) if layer.invert else (values, keys)
     found: list[Any] = words[numbers.argsort()].tolist()
     return found
-
-
-def _digest(what: Any) -> bytes:
-    return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()

@@ -31,6 +31,7 @@ from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variables
+from tfos.keras.step.adapted_layers import AdaptedRecord
 from tfos.keras.step.exchange import outgoing_push
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.given_values import GivenValues
@@ -101,6 +102,7 @@ class PSTrainer:
         self.positions = DataPositions(ctx, self.client)
         self.workers = OtherWorkers(self.client, ctx)
         self.first_batch = FirstBatch(self.workers)
+        self._adapted = AdaptedRecord(ctx, self.client, model)
         self._awaits_batch = not tensors.is_built(model)
         """Whether the workers have yet to agree on a batch to build the model from. A worker that
         has already taken trained values still comes there: the others wait for it."""
@@ -214,6 +216,8 @@ class PSTrainer:
         model, client = self.model, self.client
         found = variables.collect(model, self.optimizer)
         before = attach.attach(client, model, found, self.settings, seeds=seeds)
+        if not self.is_local:  # a model without a cluster is adapted again like any of Keras
+            self._adapted.attached()
         attach.draw_apart(model, self.ctx.worker_rank)
         ctx = self.ctx
         client.timeout_s = max(client.timeout_s, attach.push_s(client, ctx.num_workers))
@@ -536,8 +540,10 @@ class PSTrainer:
             UnsupportedModel: the text names a variable, and how to reach the servers; or the model
                 was compiled again; or the rows of an Embedding are another model's now.
             VariablesChanged: the trainable variables are not the previous ones.
+            SettingsError: a layer has learned another vocabulary or other bins since.
         """
         self.check_unchanged()
+        self._adapted.begin_fit()
         has_left, self.has_left_fit = self.has_left_fit, False
         if has_left and self.ctx.num_workers > 1:
             logger.warning(
