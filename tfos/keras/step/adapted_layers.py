@@ -204,7 +204,8 @@ def _like(
 def _learned(layer: Any) -> _Learned | None:
     if isinstance(layer, keras.layers.Discretization):
         limits = layer.bin_boundaries
-        return _Learned([] if limits is None else np.float32(limits).tolist())  # as it computes
+        as_computed = np.asarray([] if limits is None else limits, "float32")
+        return _Learned(list(as_computed.tolist()))
     if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
         return None
     weights = getattr(layer, "idf_weights_const", None)  # unset before `adapt`, as the vocabulary

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import UnsupportedModel
+from tfos.errors import RequestTimeout, UnsupportedModel
 from tfos.keras import lookup_errors
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
@@ -39,7 +39,7 @@ from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.first_batch import FirstBatch, first_rows
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
-from tfos.keras.step.other_workers import OtherWorkers
+from tfos.keras.step.other_workers import OtherWorkers, waited_too_long
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
@@ -48,7 +48,8 @@ from tfos.keras.step.tables import IdCounts, ServerRows, TableArrays, TableTrain
 logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
-"""Seconds for the slowest worker's next batch (sync, ssp); as long as a feed may pause."""
+"""Seconds for the slowest worker's next batch (sync, ssp, hybrid), pauses of its feed included; a
+program may set more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +340,11 @@ class PSTrainer:
         """
         try:
             return self._train(batch, batches)
-        except BaseException:
+        except BaseException as error:
             self._forget_batches(batch)
             self._is_behind = True
+            if isinstance(error, RequestTimeout) and "missing" in error.details:
+                raise waited_too_long(error, self.client.timeout_s) from error
             raise
 
     def check_given_values(self) -> None:
