@@ -123,8 +123,17 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
             file.write(part)
     counts = source.counts.tobytes()
     file.write(counts)
-    written = (tuple(pieces), len(counts), digest(counts))
-    return SegmentRecord(*source.place, source.version, source.is_whole, *written, ages=source.ages)
+    at, number = source.place
+    return SegmentRecord(
+        at,
+        number,
+        source.version,
+        source.is_whole,
+        tuple(pieces),
+        len(counts),
+        digest(counts),
+        source.ages,
+    )
 
 
 def num_segments(records: Sequence[SegmentRecord], table: int) -> int:
