@@ -375,7 +375,6 @@ class NodeContext(PortedContext):
             staleness_aware: whether to divide a gradient's learning rate by 1 + the updates by
                 others that its worker had not seen. None: yes, except in sync and hybrid, where
                 there are none, and for Adagrad and Ftrl. False ruins training with rules like Adam.
-                True is refused for Ftrl.
             on_nonfinite: effect of a NaN or infinite gradient: "error" raises, "skip" drops it.
             pipeline: async only: number of steps, 0 to 64, that `fit` computes while a push is in
                 flight: a step's parameters lack that many of this worker's own updates. None: 1 for
