@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from tfos.keras.protocols import WorkerContext
 
 METADATA_NAME = "tfos.adapted"
 _SERVED = "the servers' parameters"
+_digests: weakref.WeakKeyDictionary[Any, tuple[Any, bytes, int]] = weakref.WeakKeyDictionary()
+"""Weights, digest and size by vocabulary: Keras makes another table for other words, and a million
+words take a second."""
 
 
 class AdaptedLayer(msgspec.Struct, frozen=True):
@@ -53,7 +57,8 @@ class _Learned(NamedTuple):
 class AdaptedRecord:
     """The record of what the layers had learned when the servers' parameters were trained.
 
-    It is metadata of the run, so checkpoints contain it.
+    It is metadata of the run, so checkpoints contain it. The chief compares and keeps it; the other
+    workers compare with the chief at each fit (tfos.keras.fit.epoch_agreement).
 
     Args:
         ctx: the worker's context.
@@ -68,25 +73,25 @@ class AdaptedRecord:
         self._kept: tuple[AdaptedLayer, ...] | None = None
 
     def attached(self) -> None:
-        """Compare with the servers' record, once they are filled; the chief keeps it up to date.
+        """Compare with the servers' record, once they are filled, and keep it up to date.
 
         Raises:
             SettingsError: a layer has learned something else.
         """
-        if found := _found(self._model):
-            self._keep(_like(found, recorded(self._client.metadata()), _SERVED))
+        if self._ctx.is_chief and _found(self._model):
+            kept = recorded(self._client.metadata())
+            self._keep(_like(self._model, kept, _SERVED, may_be_empty=True))
 
     def begin_fit(self) -> None:
         """Compare with what the layers had learned before. Raises as `attached`."""
         if self._kept is None:
             return
-        if (now := _like(_found(self._model), self._kept, _SERVED)) != self._kept:
+        if (now := _like(self._model, self._kept, _SERVED)) != self._kept:
             self._keep(now)
 
     def _keep(self, now: tuple[AdaptedLayer, ...]) -> None:
         self._kept = now
-        if self._ctx.is_chief:
-            self._client.set_metadata(METADATA_NAME, msgspec.to_builtins(now), of_run=True)
+        self._client.set_metadata(METADATA_NAME, msgspec.to_builtins(now), of_run=True)
 
 
 def recorded(metadata: Mapping[str, Any]) -> tuple[AdaptedLayer, ...]:
@@ -111,7 +116,7 @@ def check_like(model: Any, kept: tuple[AdaptedLayer, ...], what: str) -> None:
     Raises:
         SettingsError: the text names the layer, and what to do.
     """
-    _like(_found(model), kept, what)
+    _like(model, kept, what)
 
 
 def adapted_layers(model: Any) -> tuple[AdaptedLayer, ...]:
@@ -120,7 +125,7 @@ def adapted_layers(model: Any) -> tuple[AdaptedLayer, ...]:
     Args:
         model: a Keras model, built or not.
     """
-    return tuple(layer for layer, _ in _found(model))
+    return tuple(AdaptedLayer(each.name, *_digest_and_size(each)) for each in _found(model))
 
 
 def differing(
@@ -166,48 +171,73 @@ def renewing_normalization(model: Any) -> Iterator[None]:
             each.make_predict_function(force=True)
 
 
-def _found(model: Any) -> list[tuple[AdaptedLayer, _Learned]]:
-    each = ((layer.name, _learned(layer)) for layer in model._flatten_layers())
-    return [
-        (AdaptedLayer(name, learned.digest(), len(learned.values)), learned)
-        for name, learned in each
-        if learned is not None
-    ]
+def _found(model: Any) -> list[Any]:
+    kinds = keras.layers.Discretization | keras.layers.StringLookup | keras.layers.IntegerLookup
+    return [each for each in model._flatten_layers() if isinstance(each, kinds)]
 
 
 def _like(
-    found: list[tuple[AdaptedLayer, _Learned]], kept: tuple[AdaptedLayer, ...], what: str
+    model: Any, kept: tuple[AdaptedLayer, ...], what: str, *, may_be_empty: bool = False
 ) -> tuple[AdaptedLayer, ...]:
-    """Return the layers that were found. Raises as `check_like`."""
-    if len(found) == len(kept):
-        befores = list(kept)
-    else:  # a layer has moved into, or out of, the data's own map
-        named = {each.name: each for each in kept}
-        befores = [named.get(now.name, now) for now, _ in found]
-    for (now, learned), before in zip(found, befores, strict=True):
-        is_same = now.digest == before.digest or not before.size
-        if not is_same and learned.can_grow and before.size < now.size:
-            is_same = learned.digest(before.size) == before.digest
-        if not is_same:
-            raise SettingsError(
-                f"layer {now.name!r} has learned {now.size} words or limits of bins "
-                f"(digest {now.digest.hex()[:8]}), but {what} were trained with "
-                f"{before.size} others (digest {before.digest.hex()[:8]}), so the same number "
-                "would mean different things. Give it what it had learned then, instead of "
-                "calling adapt: StringLookup(vocabulary=...), Discretization(bin_boundaries=...); "
-                "new words may follow at the end. For another vocabulary, train anew, with "
-                "another Checkpoints(directory=...)"
-            )
-    return tuple(now for now, _ in found)
+    """Return the model's layers, those of `kept` for the empty ones that are to be adapted yet.
+
+    Raises as `check_like`.
+    """
+    found, layers = _found(model), adapted_layers(model)
+    named = {each.name: each for each in kept}
+    result = []
+    for at, (now, layer) in enumerate(zip(layers, found, strict=True)):
+        # Keras numbers layers anew, and a program may name its columns in another order.
+        befores = [named[now.name]] if now.name in named else []
+        if len(layers) == len(kept):
+            befores.insert(0, kept[at])
+        elif befores:  # layers have moved into, or out of, the data's own map: numbers shift
+            befores = list(kept)
+        if may_be_empty and not now.size and befores:
+            result.append(named.get(now.name, befores[0]))
+            continue
+        if befores and not any(_is_like(layer, now, before) for before in befores):
+            _refuse(now, named.get(now.name, befores[0]), what)
+        result.append(now)
+    return tuple(result)
 
 
-def _learned(layer: Any) -> _Learned | None:
+def _is_like(layer: Any, now: AdaptedLayer, before: AdaptedLayer) -> bool:
+    if now.digest == before.digest or not before.size:
+        return True
+    learned = _learned(layer) if before.size < now.size else None
+    return learned is not None and learned.can_grow and learned.digest(before.size) == before.digest
+
+
+def _refuse(now: AdaptedLayer, before: AdaptedLayer, what: str) -> None:
+    raise SettingsError(
+        f"layer {now.name!r} has learned {now.size} words or limits of bins "
+        f"(digest {now.digest.hex()[:8]}), but {what} were trained with "
+        f"{before.size} others (digest {before.digest.hex()[:8]}), so the same number "
+        "would mean different things. Give it the same on every worker and in every run, "
+        "instead of adapting: StringLookup(vocabulary=...), Discretization(bin_boundaries=...); "
+        "new words may follow at the end. For another vocabulary, train anew, with "
+        "another Checkpoints(directory=...)"
+    )
+
+
+def _digest_and_size(layer: Any) -> tuple[bytes, int]:
+    table, weights = getattr(layer, "lookup_table", None), getattr(layer, "idf_weights_const", None)
+    known = None if table is None else _digests.get(table)
+    if known is not None and known[0] is weights:
+        return known[1:]
+    learned = _learned(layer)
+    result = learned.digest(), len(learned.values)
+    if table is not None:
+        _digests[table] = (weights, *result)
+    return result
+
+
+def _learned(layer: Any) -> _Learned:
     if isinstance(layer, keras.layers.Discretization):
         limits = layer.bin_boundaries
         as_computed = np.asarray([] if limits is None else limits, "float32")
         return _Learned(list(as_computed.tolist()))
-    if not isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
-        return None
     weights = getattr(layer, "idf_weights_const", None)  # unset before `adapt`, as the vocabulary
     if weights is None:
         return _Learned(_vocabulary(layer), can_grow=True)
