@@ -67,6 +67,8 @@ class SegmentSnapshot:
         """How often rows had been loaded into it by then, which makes no version."""
         self.counts: Array = np.empty(0, np.uint16)
         """[depth, width] uint16: pushes of ids without a row; empty if the table does not count."""
+        self.ages: tuple[tuple[float, int], ...] = ()
+        """Ages of its versions, for a table whose rows have a time to live."""
         self._segment = table.segments[place[1]]
         self._base = base
         self._at_snapshot = at_snapshot
@@ -81,7 +83,7 @@ class SegmentSnapshot:
             self.take, since, self._gone = segment.drops.take(self._base, segment.version)
             self.is_whole = since < 0
             self.version, self.counts = segment.version, segment.admission.counts.copy()
-            self.num_loads = segment.num_loads
+            self.num_loads, self.ages = segment.num_loads, segment.ages
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_snapshot()
             if self._is_released:  # since its caller looked

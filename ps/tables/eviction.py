@@ -49,6 +49,22 @@ class TtlClock:
             self._marks.append((now_s, version + 1))
         return expired
 
+    def ages(self) -> tuple[tuple[float, int], ...]:
+        """Return the marks for a save: seconds since each, and its first version."""
+        now_s = self._clock()
+        return tuple((now_s - mark_s, version) for mark_s, version in self._marks)
+
+    def restore(self, ages: Sequence[tuple[float, int]]) -> None:
+        """Go on from the marks of a save, as if no time had passed since it.
+
+        Args:
+            ages: what `ages` returned; empty: the save has none, and the time restarts.
+        """
+        self.restart()
+        if ages and self._ttl_s is not None:
+            now_s = self._clock()
+            self._marks = deque((now_s - age_s, version) for age_s, version in ages)
+
     def restart(self) -> None:
         """Restart the time to live of all existing versions."""
         self._marks.clear()

@@ -110,8 +110,8 @@ class Quota:
         return TableFull(
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
-            f"one segment{rest}. A run that resumes keeps the limits of its checkpoint "
-            "(docs/guides/checkpoints.md)",
+            f"one segment{rest}. A run that resumes keeps the limits of its checkpoint: for "
+            "others, export the rows and load them into a new run (docs/guides/checkpoints.md)",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
 

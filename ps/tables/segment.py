@@ -19,7 +19,7 @@ changed since a checkpoint, which were pushed least recently, and (ps.tables.evi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +110,15 @@ class Segment:
         """Bytes of the rows with their ids, versions and index."""
         row_nbytes = self.row_nbytes + self._versions.row_nbytes
         return self.num_rows * row_nbytes + self._index.nbytes + self.admission.nbytes
+
+    @property
+    def ages(self) -> tuple[tuple[float, int], ...]:
+        """Times at which its versions were reached; see TtlClock.ages."""
+        return self._ages.ages()
+
+    def load_ages(self, ages: Sequence[tuple[float, int]]) -> None:
+        """Let its rows be as old as in a save; else they are new at the next push."""
+        self._ages.restore(ages)
 
     def lookup(self, ids: Array, out: Array, *, training: bool = True) -> int:
         """Write the values of these ids to `out`; change no row.
@@ -256,7 +265,6 @@ class Segment:
             IdError: an id occurs twice in the batch.
         """
         self.version = max(self.version, int(batch.versions.max(initial=0)))
-        self._ages.restart()
         rows = np.empty(batch.ids.size, np.int64)
         missing = self._index.find(self._ids.rows, batch.ids, rows)
         if not missing:

@@ -15,5 +15,7 @@ def has_built_layers(model: Any) -> bool:
     Args:
         model: a Keras model.
     """
-    built = [layer.built for layer in model._flatten_layers(include_self=False)]
+    layers = model._flatten_layers(include_self=False)
+    # A vocabulary is no weight, and TextVectorization never builds the layer that holds it.
+    built = [layer.built for layer in layers if not hasattr(layer, "lookup_table")]
     return all(built) and (model.built or bool(built))

@@ -27,12 +27,14 @@ from ps.errors import CheckpointError
 from ps.manifest.manifest import Manifest
 from ps.manifest.table_spec import MOST_CHOSEN_SEGMENTS, TableSpec
 from ps.optim.row_rules import row_width
+from ps.tables.eviction import MARKS
 from ps.tables.rows import ROWS_AT_ONCE, Dropped, RowBatch
 
 Array = np.ndarray[Any, Any]
 
 MAX_COUNTS_NBYTES = 8 << 20
 """Size of the widest sketch of ps.tables.admission."""
+Age = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class PieceRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +57,8 @@ class SegmentRecord(msgspec.Struct, frozen=True):
     pieces: tuple[PieceRecord, ...]
     counts_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTS_NBYTES)]
     counts_digest: Digest
+    ages: Annotated[tuple[tuple[Age, Count], ...], msgspec.Meta(max_length=MARKS + 2)] = ()
+    """Seconds since marked versions, and the first version of each; see ps.tables.eviction."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -70,6 +74,7 @@ class SegmentSource(Protocol):
     is_whole: bool
     version: int
     counts: Array
+    ages: tuple[tuple[float, int], ...]
 
     def batches(self) -> Iterator[RowBatch | Dropped]:
         """Give the pieces; only then the other fields are right."""
@@ -118,8 +123,16 @@ def write_segment(file: BinaryIO, source: SegmentSource) -> SegmentRecord:
             file.write(part)
     counts = source.counts.tobytes()
     file.write(counts)
+    at, number = source.place
     return SegmentRecord(
-        *source.place, source.version, source.is_whole, tuple(pieces), len(counts), digest(counts)
+        at,
+        number,
+        source.version,
+        source.is_whole,
+        tuple(pieces),
+        len(counts),
+        digest(counts),
+        source.ages,
     )
 
 

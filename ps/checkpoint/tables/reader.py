@@ -36,6 +36,7 @@ class End(NamedTuple):
 
     version: int
     counts: bytes
+    ages: tuple[tuple[float, int], ...]
 
 
 def read_rows(
@@ -133,4 +134,5 @@ def _read_shard(
             for gone in dropped:
                 yield place, gone
             if with_ends:
-                yield place, End(record.version, read_counts(data, path, spec, record))
+                counts = read_counts(data, path, spec, record)
+                yield place, End(record.version, counts, record.ages)

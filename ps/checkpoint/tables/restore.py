@@ -8,10 +8,10 @@ Steps are read from the newest back, and the first entry of an id is its final s
 loads no row that a newer step has dropped: a table never has more rows than were saved, and it can
 evict the oldest rows while older steps are still unread.
 
-With the same numbers of servers and segments the restored state is the saved one. Otherwise rows,
+With the same numbers of servers and segments the restored state is the saved one: rows are as old
+as they were, whatever time has passed since, in which no push could reach them. Otherwise rows,
 slots and versions are. A table's step is then the largest of its segments', which differ only by
-pushes in flight, and ids without a row are counted from 0. A row's time to live starts again in any
-case.
+pushes in flight, ids without a row are counted from 0, and a row's time to live starts again.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class _Gone:
 def _end(table: Table, number: int, end: End) -> None:
     segment = table.segments[number]
     segment.version = end.version
+    segment.load_ages(end.ages)
     try:
         segment.admission.load(np.frombuffer(end.counts, np.uint16))
     except ValueError as error:

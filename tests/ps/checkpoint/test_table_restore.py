@@ -176,6 +176,27 @@ def test_rows_that_took_the_place_of_dropped_ones_fit_again(tmp_path: Path):
     assert all_rows(restored(tmp_path, made.manifest.tables[0], 1)) == saved
 
 
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_rows_are_as_old_as_when_they_were_saved(tmp_path: Path, num_servers: int):
+    spec = table(ttl_s=64.0, segments=2)
+    made = SavedTables(spec, num_servers)
+    made.push(range(20))
+    made.save(tmp_path, 1)
+    made.now_s += 30.0
+    made.push(range(100, 120))
+    made.save(tmp_path, 2)
+    again = SavedTables(spec, num_servers)
+    again.now_s = 5.0  # another host's clock; what passes between two runs does not count
+    for rank, share in enumerate(again.tables):
+        place = ServerSettings(rank=rank, num_servers=num_servers, num_workers=1)
+        restore_tables(open_chain(tmp_path, read_manifest(tmp_path), place), [share])
+    again.push(range(100, 120))
+    assert all_rows(again.tables).keys() == set(range(20)) | set(range(100, 120))
+    again.now_s += 36.0
+    again.push()
+    assert all_rows(again.tables).keys() == set(range(100, 120))
+
+
 def test_an_id_that_was_dropped_and_came_again_is_there(tmp_path: Path):
     made = SavedTables(table(max_rows=20, when_full="lru", segments=1), 1)
     made.push(range(20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tfos.errors import SettingsError, UnsupportedModel
 from tfos.fit_place import FitPlace
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
-from tfos.keras.step.adapted_layers import adapted_layers
+from tfos.keras.step.adapted_layers import adapted_layers, check_like
 
 pytestmark = [
     pytest.mark.tf,
@@ -139,7 +140,7 @@ def numbers_of(layer: Any) -> keras.Model:
     is_text = not isinstance(layer, keras.layers.Discretization)
     given = keras.Input((1,), dtype="string" if is_text else "float32")
     numbers = keras.ops.cast(layer(given), "float32")
-    model = keras.Model(given, keras.layers.Dense(1)(keras.layers.Flatten()(numbers)))
+    model = keras.Model(given, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(numbers)))
     model.compile("sgd", "mse", jit_compile=False)
     return model
 
@@ -194,3 +195,126 @@ def test_a_restarted_worker_with_another_vocabulary_is_refused(epoch: int):
         with pytest.raises(SettingsError, match=r"worker 1 and .* worker 0 have learned different"):
             other.fit(x, Y, batch_size=32, epochs=2, verbose=0)
         again.client.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lookup, [["c"], ["c"], ["c"], ["b"], ["b"], ["a"]]),  # as many words
+        (vectors, [["c"], ["c"], ["c"], ["b"], ["b"], ["a"]]),
+        (weighted, [["a"], ["b"], ["b"], ["c"], ["c"]]),
+        (bins, [["y"], ["z"], ["z"]]),
+    ],
+)
+def test_a_run_that_resumes_with_another_vocabulary_or_bins_is_refused(
+    make: Callable[[Any], Any], other: Any, tmp_path: pathlib.Path
+):
+    import tensorflow as tf
+
+    saved, is_text = str(tmp_path), make is not bins
+    x = tf.constant(WORDS.astype(str)) if is_text else X[:, :1]
+
+    def train(data: Any, cluster: Any) -> None:
+        model = distribute(numbers_of(make(data)), cluster.contexts[0])
+        model.fit(x, Y, batch_size=32, verbose=0)
+
+    with serving() as cluster:
+        train(WORDS, cluster)
+        cluster.contexts[0].client.save(saved, None)
+    for data, is_refused in ((WORDS, False), (np.array(other, object), True)):
+        parameters = SavedParameters(numbers_of(make(data)), saved, _storage())
+        with serving() as cluster:
+            cluster.contexts[0].client.restore(saved)
+            if not is_refused:
+                train(data, cluster)
+                parameters.load()
+                parameters.close()
+                continue
+            with pytest.raises(SettingsError, match=r"learned .* but the servers' parameters were"):
+                train(data, cluster)
+            assert cluster.pushes == 0
+        with pytest.raises(SettingsError, match=r"but the parameters in the checkpoint of step"):
+            parameters.load()
+
+
+def test_words_that_follow_the_known_ones_are_new_from_then_on(tmp_path: pathlib.Path):
+    def model_of(words: list[str]) -> keras.Model:
+        return numbers_of(keras.layers.StringLookup(vocabulary=words, name="learned"))
+
+    for run, words in enumerate((["a", "b"], ["a", "b", "c"], ["a", "b", "d"])):
+        with serving() as cluster:
+            if run:
+                cluster.contexts[0].client.restore(str(tmp_path))
+            if words[-1] == "d":
+                with pytest.raises(SettingsError, match=r"new words may follow at the end"):
+                    distribute(model_of(words), cluster.contexts[0])
+                return
+            distribute(model_of(words), cluster.contexts[0])
+            cluster.contexts[0].client.set_metadata("run", run)  # so that there is a change to save
+            cluster.contexts[0].client.save(str(tmp_path), None)
+
+
+def test_adapting_again_between_two_fits_is_refused():
+    import tensorflow as tf
+
+    x = tf.constant(WORDS.astype(str))
+    layer = keras.layers.StringLookup(max_tokens=4, name="learned")
+    model = numbers_of(layer)
+    with serving() as cluster:
+        distribute(model, cluster.contexts[0])
+        layer.adapt(WORDS)  # before the first fit: it knew no word yet
+        model.fit(x, Y, batch_size=32, verbose=0)
+        layer.adapt(np.array([["c"], ["c"], ["a"]], object))
+        with pytest.raises(SettingsError, match=r"'learned' has learned 2 words"):
+            model.fit(x, Y, batch_size=32, verbose=0)
+
+
+def test_a_layer_that_is_adapted_only_before_the_fit_is_compared_then(tmp_path: pathlib.Path):
+    import tensorflow as tf
+
+    x = tf.constant(WORDS.astype(str))
+    for run, words in enumerate((WORDS, WORDS, np.array([["c"], ["c"], ["a"]], object))):
+        layer = keras.layers.StringLookup(max_tokens=4, name="learned")
+        model = numbers_of(layer)
+        with serving() as cluster:
+            if run:
+                cluster.contexts[0].client.restore(str(tmp_path))
+            distribute(model, cluster.contexts[0])
+            layer.adapt(words)
+            if run == 2:
+                with pytest.raises(SettingsError, match=r"'learned' has learned 2 words"):
+                    model.fit(x, Y, batch_size=32, verbose=0)
+                return
+            model.fit(x, Y, batch_size=32, verbose=0)
+            cluster.contexts[0].client.save(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "is_same"),
+    [
+        (("a", "b"), ("xy", "zu"), True),
+        (("b", "a"), ("zu", "xy"), True),  # the program names its columns in another order
+        (("lookup_7", "lookup_8"), ("xy", "zu"), True),  # Keras has numbered them anew
+        (("b", "a"), ("xy", "zu"), True),  # the same numbers for other layers
+        (("a", "b"), ("xy", "uz"), False),
+        (("a", "b"), ("zu", "xy"), False),
+        (("a",), ("zu",), True),  # the first column's is in the data's map now
+        (("a", "b", "c"), ("xy", "zu", "vw"), True),
+        (("a",), ("uz",), False),
+    ],
+)
+def test_layers_are_compared_by_their_place_or_their_name(
+    names: tuple[str, ...], words: tuple[str, ...], is_same: bool
+):
+    def model_of(names: tuple[str, ...], words: tuple[str, ...]) -> keras.Model:
+        given = keras.Input((1,), dtype="string")
+        lookups = [
+            keras.layers.StringLookup(vocabulary=list(each), name=name)(given)
+            for name, each in zip(names, words, strict=True)
+        ]
+        return keras.Model(given, lookups)
+
+    kept = adapted_layers(model_of(("a", "b"), ("xy", "zu")))
+    refused = pytest.raises(SettingsError, match=r"were trained with 2 others")
+    with contextlib.nullcontext() if is_same else refused:
+        check_like(model_of(names, words), kept, "they")

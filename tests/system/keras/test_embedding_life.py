@@ -26,6 +26,7 @@ from tfos.errors import UnsupportedModel, VariablesChanged
 from tfos.keras import Embedding
 from tfos.keras.data.columns import ColumnRoles
 from tfos.keras.data.feed_dataset import FeedDataset
+from tfos.keras.embedding import layer
 from tfos.keras.fit.distribute import distribute
 
 tf = pytest.importorskip("tensorflow")
@@ -470,6 +471,21 @@ def test_a_copy_of_a_model_predicts_with_its_rows_and_trains_nobody_elses(how, i
         clone.compile("adagrad", "binary_crossentropy", jit_compile=False)
         clone.fit(x, y, batch_size=BATCH, verbose=0)
         np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+
+
+def test_a_save_warns_before_the_table_is_too_large_for_a_file(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(layer, "MAX_SAVED_BYTES", 10 * 4 * DIM)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), Embedding(DIM, table="user")])
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(1))
+    model.compile("adagrad", "mse", jit_compile=False)
+    for stop, warns in ((8, False), (9, True)):
+        model.fit(np.arange(stop)[:, None], np.ones((stop, 1)), verbose=0)
+        model.save(tmp_path / "model.keras")
+        assert ("a ModelCheckpoint ends its fit" in caplog.text) is warns
+    model.fit(np.arange(11)[:, None], np.ones((11, 1)), verbose=0)
+    with pytest.raises(UnsupportedModel, match=r"keep checkpoints"):
+        model.save(tmp_path / "model.keras")
 
 
 def test_the_servers_of_models_without_a_cluster_end_with_the_models():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.support.keras_training import blobs, serving, together
-from tfos.errors import SettingsError, UnsupportedModel
+from tfos.errors import RequestTimeout, SettingsError, UnsupportedModel, UnsupportedOptimizer
 from tfos.keras.fit.distribute import distribute
+from tfos.keras.step import trainer
 
 pytest.importorskip("tensorflow")
 
@@ -91,6 +92,39 @@ def test_uneven_workers_train_within_the_bound_and_end_with_the_same_parameters(
 def test_combinations_that_mean_nothing_are_refused(options, text):
     with serving() as cluster, pytest.raises(SettingsError, match=text):
         distribute(make_model(), cluster.contexts[0], **options)
+
+
+@pytest.mark.parametrize("options", [{"consistency": "sync"}, {"consistency": "ssp"}])
+def test_a_step_that_waits_too_long_names_the_worker_and_the_limit(options, monkeypatch):
+    monkeypatch.setattr(trainer, "BARRIER_TIMEOUT_S", 1.0)
+    bound = 0 if options["consistency"] == "ssp" else None
+    models = [make_model(), make_model()]
+    with serving(num_workers=2) as cluster:
+        for context in cluster.contexts:
+            context.client.timeout_s = 1.0
+
+        def begin(rank):
+            distribute(models[rank], cluster.contexts[rank], **options, staleness_bound=bound)
+
+        def train_alone():
+            for _ in range(3):
+                models[0].train_on_batch(X[:BATCH], Y[:BATCH])
+
+        together(begin, 2)
+        said = r"waited for that of worker 1 for 1 s.*ctx.ps_client\(\).timeout_s = 7200"
+        with pytest.raises(RequestTimeout, match=said):
+            train_alone()
+
+
+def test_ftrl_refuses_rates_that_are_divided_by_staleness():
+    x, y = X[:BATCH], Y[:BATCH]
+    with serving() as cluster:
+        model = make_model()
+        model.compile(keras.optimizers.Ftrl(0.1), model.loss, jit_compile=False)
+        with pytest.raises(UnsupportedOptimizer, match=r"staleness_aware=True with Ftrl"):
+            distribute(model, cluster.contexts[0], staleness_aware=True)
+        distribute(model, cluster.contexts[0]).fit(x, y, verbose=0)
+        assert not cluster.manifest.staleness_aware
 
 
 def test_workers_with_different_bounds_are_refused():

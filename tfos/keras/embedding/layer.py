@@ -8,6 +8,7 @@ Threads: as every Keras layer.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,6 +39,9 @@ from tfos.keras.embedding.table_settings import (
 
 MAX_SAVED_BYTES = 2 << 30
 """Largest size of one table's rows in a `.keras` file, in bytes."""
+_WARNED_SHARE = 0.8
+"""Share of it above which a save warns: the table of a training grows."""
+logger = logging.getLogger(__name__)
 
 
 @keras.saving.register_keras_serializable(package="tfos")
@@ -302,6 +306,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
         if found is not None:
             store["keys"], store["rows"] = found
+            if (num_bytes := found[1].nbytes) > _WARNED_SHARE * MAX_SAVED_BYTES:
+                logger.warning(
+                    "the rows of table %r take %d of the %d bytes that one file may have. Once it "
+                    "has more, saves fail, and a ModelCheckpoint ends its fit: keep checkpoints "
+                    "instead, reserve(config=ClusterConfig(checkpoints=…)), or limit the table "
+                    "with max_rows",
+                    self.table,
+                    num_bytes,
+                    MAX_SAVED_BYTES,
+                )
 
     def load_own_variables(self, store: Any) -> None:
         """Take the rows of a file: to look them up, and for the table of a training to begin with.

@@ -45,6 +45,8 @@ def distribute(model: keras.Model, ctx: WorkerContext, **options: Any) -> keras.
     """
     settings = Settings(**options)
     check_model(model)
+    if settings.staleness_aware:
+        optimizers.check_staleness_aware(model.optimizer)
     if settings.has_barrier and settings.reduction == "mean" and ctx.num_workers > 1:
         _warn_of_sums(model, ctx.num_workers)
     trainer = PSTrainer(model, ctx, settings)

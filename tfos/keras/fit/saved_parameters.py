@@ -20,6 +20,7 @@ from tfos.keras.data import tensors
 from tfos.keras.fit.distribute import check_model
 from tfos.keras.fit.local import LocalServer
 from tfos.keras.step import variables
+from tfos.keras.step.adapted_layers import check_like, recorded
 from tfos.keras.step.attach import adopt_frozen, check_same
 from tfos.keras.step.tables import ServerRows
 
@@ -67,6 +68,7 @@ class SavedParameters:
         Raises:
             CheckpointError: there is none.
             UnsupportedModel: it belongs to another model; the text says where they differ.
+            SettingsError: a layer had learned another vocabulary or other bins.
         """
         self.close()  # tables may take most of the memory: the older ones go first
         server = LocalServer(self._open_storage)
@@ -94,6 +96,7 @@ class SavedParameters:
             check_same(ours, saved)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{what} belongs to another model: {error}") from None
+        check_like(self.model, recorded(client.metadata()), f"the parameters in {what}")
         received = {
             group.name: np.empty(sum(group.sizes), group.dtype) for group in self._found.groups
         }

@@ -128,6 +128,21 @@ def damps_itself(optimizer: Any) -> bool:
     return isinstance(unwrap(optimizer), keras.optimizers.Adagrad | keras.optimizers.Ftrl)
 
 
+def check_staleness_aware(optimizer: Any) -> None:
+    """Refuse an optimizer whose values, not only its steps, follow from the learning rate.
+
+    Raises:
+        UnsupportedOptimizer: the text says what happens, and what to do.
+    """
+    if isinstance(unwrap(optimizer), keras.optimizers.Ftrl):
+        raise UnsupportedOptimizer(
+            "staleness_aware=True with Ftrl: its values follow from its slots and the rate of the "
+            "last push, so a gradient of staleness s would divide them by about 1 + s, and the "
+            "next fresh one would multiply them again. Omit staleness_aware: Ftrl's rate falls "
+            "on its own"
+        )
+
+
 def rule_of(optimizer: Any, *, consistency: str, decays: bool) -> manifest.RuleConfig:
     """Return the servers' rule for a checked optimizer.
 

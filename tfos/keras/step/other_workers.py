@@ -1,6 +1,7 @@
 """Other workers of a training: whether they wait for this one, and the exchange of small values.
 
 Covers: membership in the barrier, from the attachment on; rendezvous, also before it.
+The error of a step that waited too long for theirs.
 Does not: decide when this worker leaves or joins (tfos.keras.fit), agree on anything itself.
 Threads: the thread that runs the model's `fit`.
 """
@@ -10,10 +11,28 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from tfos.errors import RequestTimeout
 from tfos.keras.protocols import WorkerContext
 
 RENDEZVOUS_TIMEOUT_S = 86_400.0
 """Seconds for the slowest worker's epoch. A worker that dies or finishes is not waited for."""
+
+
+def waited_too_long(error: RequestTimeout, timeout_s: float) -> RequestTimeout:
+    """Return the error of a step that has waited for another worker's, with the limit to raise.
+
+    Args:
+        error: what the servers said.
+        timeout_s: the client's.
+    """
+    names = error.details["missing"]
+    return RequestTimeout(
+        f"this worker's step has waited for that of worker {names} for {timeout_s:g} s: a step "
+        "there, or the source of its rows, takes longer. Raise the limit on all workers, after "
+        "ctx.distribute(model): ctx.ps_client().timeout_s = 7200. If the worker hangs, "
+        "cluster.status() shows where its time goes",
+        error.details,
+    )
 
 
 class Membership(enum.Enum):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfos.errors import UnsupportedModel
+from tfos.errors import RequestTimeout, UnsupportedModel
 from tfos.keras import lookup_errors
 from tfos.keras.data import tensors
 from tfos.keras.data.dataset import BatchDataset
@@ -31,6 +31,7 @@ from tfos.keras.embedding.batch_rows import BatchRows
 from tfos.keras.embedding.loading import load_layer_rows
 from tfos.keras.protocols import WorkerContext
 from tfos.keras.step import attach, nonfinite, optimizers, table_specs, variables
+from tfos.keras.step.adapted_layers import AdaptedRecord
 from tfos.keras.step.exchange import outgoing_push
 from tfos.keras.step.exchange.exchange import ParameterExchange
 from tfos.keras.step.exchange.given_values import GivenValues
@@ -38,7 +39,7 @@ from tfos.keras.step.exchange.outgoing_push import OutgoingPush
 from tfos.keras.step.first_batch import FirstBatch, first_rows
 from tfos.keras.step.gradients.gradient_step import GradientStep, StepOutput
 from tfos.keras.step.lookahead import Lookahead, TrainingData
-from tfos.keras.step.other_workers import OtherWorkers
+from tfos.keras.step.other_workers import OtherWorkers, waited_too_long
 from tfos.keras.step.positions import DataPositions
 from tfos.keras.step.settings import Settings
 from tfos.keras.step.step_clock import StepClock
@@ -47,7 +48,8 @@ from tfos.keras.step.tables import IdCounts, ServerRows, TableArrays, TableTrain
 logger = logging.getLogger(__name__)
 
 BARRIER_TIMEOUT_S = 600.0
-"""Seconds for the slowest worker's next batch (sync, ssp); as long as a feed may pause."""
+"""Seconds for the slowest worker's next batch (sync, ssp, hybrid), pauses of its feed included; a
+program may set more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class PSTrainer:
         self.positions = DataPositions(ctx, self.client)
         self.workers = OtherWorkers(self.client, ctx)
         self.first_batch = FirstBatch(self.workers)
+        self._adapted = AdaptedRecord(ctx, self.client, model)
         self._awaits_batch = not tensors.is_built(model)
         """Whether the workers have yet to agree on a batch to build the model from. A worker that
         has already taken trained values still comes there: the others wait for it."""
@@ -214,6 +217,8 @@ class PSTrainer:
         model, client = self.model, self.client
         found = variables.collect(model, self.optimizer)
         before = attach.attach(client, model, found, self.settings, seeds=seeds)
+        if not self.is_local:  # a model without a cluster is adapted again like any of Keras
+            self._adapted.attached()
         attach.draw_apart(model, self.ctx.worker_rank)
         ctx = self.ctx
         client.timeout_s = max(client.timeout_s, attach.push_s(client, ctx.num_workers))
@@ -335,9 +340,11 @@ class PSTrainer:
         """
         try:
             return self._train(batch, batches)
-        except BaseException:
+        except BaseException as error:
             self._forget_batches(batch)
             self._is_behind = True
+            if isinstance(error, RequestTimeout) and "missing" in error.details:
+                raise waited_too_long(error, self.client.timeout_s) from error
             raise
 
     def check_given_values(self) -> None:
@@ -537,8 +544,10 @@ class PSTrainer:
             UnsupportedModel: the text names a variable, and how to reach the servers; or the model
                 was compiled again; or the rows of an Embedding are another model's now.
             VariablesChanged: the trainable variables are not the previous ones.
+            SettingsError: a layer has learned another vocabulary or other bins since.
         """
         self.check_unchanged()
+        self._adapted.begin_fit()
         has_left, self.has_left_fit = self.has_left_fit, False
         if has_left and self.ctx.num_workers > 1:
             logger.warning(
