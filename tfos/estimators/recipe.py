@@ -174,11 +174,22 @@ def recipe_of(
     inputs, outputs = tensors_of(model)
     return ModelRecipe(
         content=content,
-        custom_objects=custom,
+        custom_objects=_by_registered_names(custom),
         inputs=input_infos(model) if inputs else {},
         outputs=outputs,
         has_trained=model.optimizer is not None and int(model.optimizer.iterations) > 0,
     )
+
+
+def _by_registered_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects also by the names that a file has for those that are registered.
+
+    What a script registers, workers do not have: they get the object without its decorator.
+    """
+    import keras
+
+    named = [each for each in given.values() if hasattr(each, "__name__")]
+    return {keras.saving.get_registered_name(each): each for each in named} | dict(given)
 
 
 def warn_of_predictions(model: Any) -> None:

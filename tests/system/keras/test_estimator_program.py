@@ -824,3 +824,17 @@ def test_a_model_that_is_not_compiled_again_from_its_file_is_told_in_the_worker(
     recipe = recipe_of(model, None, {"OwnCompile": OwnCompile})
     with pytest.raises(NotCompiled, match=r"not compiled.*model_fn="):
         recipe.build(is_distributed=is_distributed)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_what_a_script_registers_is_found_where_only_custom_objects_arrive(monkeypatch):
+    def bent(x):
+        return keras.ops.tanh(x)
+
+    registered = keras.saving.register_keras_serializable("script")(bent)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, registered)])
+    model.compile("sgd", "mse")
+    recipe = recipe_of(model, None, {"bent": registered})
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "script>bent")  # as in a worker
+    loaded = model_of(recipe.content, recipe.custom_objects)
+    assert loaded.layers[-1].activation is bent
