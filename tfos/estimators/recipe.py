@@ -102,6 +102,7 @@ class ModelRecipe:
             NotCompiled: Keras cannot compile the loaded model again.
         """
         if self.content:
+            _register(self.custom_objects)
             with warnings.catch_warnings():
                 # A model that has not trained has no slots yet: nothing is skipped.
                 warnings.filterwarnings("ignore", f"Skipping variable loading .*{_NO_SLOTS}")
@@ -174,11 +175,33 @@ def recipe_of(
     inputs, outputs = tensors_of(model)
     return ModelRecipe(
         content=content,
-        custom_objects=custom,
+        custom_objects=_with_registered_names(custom),
         inputs=input_infos(model) if inputs else {},
         outputs=outputs,
         has_trained=model.optimizer is not None and int(model.optimizer.iterations) > 0,
     )
+
+
+def _with_registered_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects also by their registered names, which the model's file has for them."""
+    import keras
+
+    registered = keras.saving.get_custom_objects().items()
+    own = {id(each) for each in given.values()}
+    return {**given, **{name: each for name, each in registered if id(each) in own}}
+
+
+def _register(custom_objects: Mapping[str, Any]) -> None:
+    """Register what the driver has registered: a worker gets a script's object undecorated.
+
+    Else the trained model's file would have another name for it than custom_objects.
+    """
+    import keras
+
+    for name, each in custom_objects.items():
+        package, is_registered, own_name = name.partition(">")
+        if is_registered:
+            keras.saving.register_keras_serializable(package, own_name)(each)
 
 
 def warn_of_predictions(model: Any) -> None:

@@ -594,6 +594,21 @@ class WithoutNaN(keras.Model):  # type: ignore[misc]  # Keras has no types
         return {"loss": loss}
 
 
+class InALoop(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its Embedding is called for one id after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.who, self.head = Embedding(DIM, table="user", name="who"), keras.layers.Dense(1)
+
+    def call(self, x):
+        def add(i, total):
+            return i + 1, total + self.who(x[:, i])
+
+        nothing = tf.zeros((tf.shape(x)[0], DIM))
+        return self.head(tf.while_loop(lambda i, _: i < x.shape[1], add, (0, nothing))[1])
+
+
 class OneTowerOfTwo(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Its second Embedding is not called, and its gradient is zeros of no row."""
 
@@ -627,6 +642,15 @@ def test_a_step_that_makes_the_gradient_of_rows_dense_is_refused(kind, jit):
     x, y = data(64)
     model = make_model(Embedding(DIM, table="user", name="who"), "sgd", kind, jit_compile=jit)
     message = r"gradient of layer 'who' a dense tensor.*shape \(0, 8\) out of such a sum"
+    with pytest.raises(UnsupportedModel, match=message):
+        model.fit(x, y, verbose=0)
+
+
+def test_a_layer_that_trains_inside_a_loop_is_refused_with_what_to_call():
+    x, y = data(64)
+    model = InALoop()
+    model.compile("sgd", "mse", jit_compile=False)
+    message = r"'in_a_loop/who' a dense.* inside a loop, .* Call the layer once, on all ids, before"
     with pytest.raises(UnsupportedModel, match=message):
         model.fit(x, y, verbose=0)
 

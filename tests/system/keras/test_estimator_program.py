@@ -9,6 +9,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 import pyarrow as pa
@@ -824,3 +825,36 @@ def test_a_model_that_is_not_compiled_again_from_its_file_is_told_in_the_worker(
     recipe = recipe_of(model, None, {"OwnCompile": OwnCompile})
     with pytest.raises(NotCompiled, match=r"not compiled.*model_fn="):
         recipe.build(is_distributed=is_distributed)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_what_a_script_registers_keeps_its_name_in_a_worker(monkeypatch):
+    def bent(x):
+        return keras.ops.tanh(x)
+
+    registered = keras.saving.register_keras_serializable("script")(bent)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, registered)])
+    model.compile("sgd", "mse")
+    recipe = recipe_of(model, None, {"own": registered})
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "script>bent")
+    in_worker = cloudpickle.loads(cloudpickle.dumps(recipe))  # its bent is not registered
+    trained = content_of(in_worker.build())
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "script>bent")
+    loaded = model_of(trained, recipe.custom_objects)
+    assert loaded.layers[-1].activation is bent
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_functions_of_one_name_that_are_not_registered_are_not_confused():
+    def times(factor):
+        def scaled(x):
+            return x * factor
+
+        return scaled
+
+    two, three = times(2), times(3)
+    layers = [keras.Input((2,)), keras.layers.Dense(1, two), keras.layers.Dense(1, three)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    recipe = recipe_of(model, None, {"two": two, "three": three})
+    assert recipe.custom_objects == {"two": two, "three": three}

@@ -305,10 +305,11 @@ def _given_twice(path: str) -> UnsupportedModel:
 def _made_dense(layer: Any) -> UnsupportedModel:
     return UnsupportedModel(
         f"the step makes the gradient of layer {layer.path!r} a dense tensor, which no longer says "
-        "which rows it belongs to. A sum over model.trainable_variables in the loss does that, and "
-        "tf.where, tf.add_n or ops.nan_to_num on the gradient, and zeros instead of None. Leave "
-        f"the layer's variable of shape {tuple(layer.anchor.shape)} out of such a sum, change "
-        "`gradient.values` of the tf.IndexedSlices, and leave None as it is"
+        "which rows it belongs to. A call inside a loop, an RNN's cell or tf.map_fn does that, and "
+        "a sum over model.trainable_variables in the loss, and tf.where, tf.add_n or "
+        "ops.nan_to_num on the gradient, and zeros instead of None. Call the layer once, on all "
+        f"ids, before a loop, leave its variable of shape {tuple(layer.anchor.shape)} out of such "
+        "a sum, change `gradient.values` of the tf.IndexedSlices, and leave None as it is"
     )
 
 
