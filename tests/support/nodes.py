@@ -26,6 +26,7 @@ from tfos.control import messages
 from tfos.failure import NodeFailure, NodeId
 from tfos.node.spec import NodeBundle, NodeSettings
 from tfos.node.task import NodeResult, NodeTask
+from tfos.spark import pickling
 from tfos.topology import PlannedNode
 
 WAIT_S = 60.0
@@ -254,8 +255,7 @@ def pickle_by_value(main_fun: Callable[[Any, Any], Any], args: Any) -> bytes:
     assert module is not None
     cloudpickle.register_pickle_by_value(module)
     try:
-        pickled: bytes = cloudpickle.dumps((main_fun, args))
-        return pickled
+        return pickling.dumps((main_fun, args))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 

@@ -976,16 +976,6 @@ def test_values_that_a_callback_gives_to_a_layer_are_refused(cluster, place, mos
     assert cluster.pushes <= most_pushes
 
 
-def test_a_loop_of_the_users_own_is_told_to_become_a_train_step(cluster, tmp_path):
-    model = distribute(make_model("sgd"), cluster.contexts[0])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(model.compute_loss(X, Y, model(X, training=True)))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    model.optimizer.apply(gradients, model.trainable_variables)
-    with pytest.raises(UnsupportedModel, match=r"optimizer\.apply in a loop.*into train_step"):
-        export(model, str(tmp_path / "m.keras"), cluster.contexts[0])
-
-
 @pytest.mark.parametrize(
     ("place", "consistency", "is_told"),
     [
