@@ -83,7 +83,7 @@ class SegmentSnapshot:
             self.take, since, self._gone = segment.drops.take(self._base, segment.version)
             self.is_whole = since < 0
             self.version, self.counts = segment.version, segment.admission.counts.copy()
-            self.num_loads, self.ages = segment.num_loads, segment.ages
+            self.num_loads, self.ages = segment.num_loads, segment.ttl.ages()
             self._rows = segment.snapshot = RowSnapshot(since, segment.version, segment.num_rows)
             self._at_snapshot()
             if self._is_released:  # since its caller looked

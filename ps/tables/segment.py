@@ -19,7 +19,7 @@ changed since a checkpoint, which were pushed least recently, and (ps.tables.evi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,12 +84,12 @@ class Segment:
         self.drops = Tombstones()
         limit = quota.limit
         self.admission = AdmissionFilter(spec, limit and -(-limit // num_segments))
+        self.ttl = TtlClock(spec.ttl_s, clock)
         self.snapshot: RowSnapshot | None = None
         """Snapshot of a save in progress: the rows that it still needs."""
         self._spec = spec
         self._slot_starts = slots
         self._quota = quota
-        self._ages = TtlClock(spec.ttl_s, clock)
         self._recipe = recipe_of(spec.initializer, spec.dim)
         self._key = key_of(spec.row_seed)
         self._reads_zeros = spec.admission.is_selective and spec.admission.unknown == "zeros"
@@ -110,15 +110,6 @@ class Segment:
         """Bytes of the rows with their ids, versions and index."""
         row_nbytes = self.row_nbytes + self._versions.row_nbytes
         return self.num_rows * row_nbytes + self._index.nbytes + self.admission.nbytes
-
-    @property
-    def ages(self) -> tuple[tuple[float, int], ...]:
-        """Times at which its versions were reached; see TtlClock.ages."""
-        return self._ages.ages()
-
-    def load_ages(self, ages: Sequence[tuple[float, int]]) -> None:
-        """Let its rows be as old as in a save; else they are new at the next push."""
-        self._ages.restore(ages)
 
     def lookup(self, ids: Array, out: Array, *, training: bool = True) -> int:
         """Write the values of these ids to `out`; change no row.
@@ -227,7 +218,7 @@ class Segment:
         self._slab.rows[start:stop, : self._spec.dim] = rows[is_new]
         self.num_loads += 1
         self.drops.forget()
-        self._ages.restart()
+        self.ttl.restart()
         return Pushed(new.size, evicted=evicted)
 
     def dump(
@@ -384,7 +375,7 @@ class Segment:
 
     def _evict_old(self) -> int:
         """Evict the rows whose time to live is over."""
-        expired = self._ages.expired(self.version)
+        expired = self.ttl.expired(self.version)
         if expired is None:
             return 0
         return self._evict(np.nonzero(self._versions.rows[: self.num_rows] <= expired)[0])

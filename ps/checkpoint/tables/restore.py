@@ -144,7 +144,7 @@ class _Gone:
 def _end(table: Table, number: int, end: End) -> None:
     segment = table.segments[number]
     segment.version = end.version
-    segment.load_ages(end.ages)
+    segment.ttl.restore(end.ages)
     try:
         segment.admission.load(np.frombuffer(end.counts, np.uint16))
     except ValueError as error:

@@ -80,13 +80,13 @@ class AdaptedRecord:
         """
         if self._ctx.is_chief and _found(self._model):
             kept = recorded(self._client.metadata())
-            self._keep(_like(self._model, kept, _SERVED, may_be_empty=True))
+            self._keep(check_like(self._model, kept, _SERVED, may_be_empty=True))
 
     def begin_fit(self) -> None:
         """Compare with what the layers had learned before. Raises as `attached`."""
         if self._kept is None:
             return
-        if (now := _like(self._model, self._kept, _SERVED)) != self._kept:
+        if (now := check_like(self._model, self._kept, _SERVED)) != self._kept:
             self._keep(now)
 
     def _keep(self, now: tuple[AdaptedLayer, ...]) -> None:
@@ -103,7 +103,9 @@ def recorded(metadata: Mapping[str, Any]) -> tuple[AdaptedLayer, ...]:
     return msgspec.convert(metadata.get(METADATA_NAME, ()), tuple[AdaptedLayer, ...])
 
 
-def check_like(model: Any, kept: tuple[AdaptedLayer, ...], what: str) -> None:
+def check_like(
+    model: Any, kept: tuple[AdaptedLayer, ...], what: str, *, may_be_empty: bool = False
+) -> tuple[AdaptedLayer, ...]:
     """Refuse a model whose layers have learned something else than when parameters were trained.
 
     Words that were added at the end are accepted: the others keep their numbers.
@@ -112,11 +114,31 @@ def check_like(model: Any, kept: tuple[AdaptedLayer, ...], what: str) -> None:
         model: a Keras model.
         kept: the layers then. Names may differ, as Keras numbers layers.
         what: the parameters, for the message.
+        may_be_empty: whether a layer that has learned nothing is one to be adapted yet.
+
+    Returns:
+        The model's layers, those of `kept` for the ones to be adapted yet.
 
     Raises:
         SettingsError: the text names the layer, and what to do.
     """
-    _like(model, kept, what)
+    found, layers = _found(model), adapted_layers(model)
+    named = {each.name: each for each in kept}
+    result = []
+    for at, (now, layer) in enumerate(zip(layers, found, strict=True)):
+        # Keras numbers layers anew, and a program may name its columns in another order.
+        befores = [named[now.name]] if now.name in named else []
+        if len(layers) == len(kept):
+            befores.insert(0, kept[at])
+        elif befores:  # layers have moved into, or out of, the data's own map: numbers shift
+            befores = list(kept)
+        if may_be_empty and not now.size and befores:
+            result.append(named.get(now.name, befores[0]))
+            continue
+        if befores and not any(_is_like(layer, now, before) for before in befores):
+            _refuse(now, named.get(now.name, befores[0]), what)
+        result.append(now)
+    return tuple(result)
 
 
 def adapted_layers(model: Any) -> tuple[AdaptedLayer, ...]:
@@ -174,32 +196,6 @@ def renewing_normalization(model: Any) -> Iterator[None]:
 def _found(model: Any) -> list[Any]:
     kinds = keras.layers.Discretization | keras.layers.StringLookup | keras.layers.IntegerLookup
     return [each for each in model._flatten_layers() if isinstance(each, kinds)]
-
-
-def _like(
-    model: Any, kept: tuple[AdaptedLayer, ...], what: str, *, may_be_empty: bool = False
-) -> tuple[AdaptedLayer, ...]:
-    """Return the model's layers, those of `kept` for the empty ones that are to be adapted yet.
-
-    Raises as `check_like`.
-    """
-    found, layers = _found(model), adapted_layers(model)
-    named = {each.name: each for each in kept}
-    result = []
-    for at, (now, layer) in enumerate(zip(layers, found, strict=True)):
-        # Keras numbers layers anew, and a program may name its columns in another order.
-        befores = [named[now.name]] if now.name in named else []
-        if len(layers) == len(kept):
-            befores.insert(0, kept[at])
-        elif befores:  # layers have moved into, or out of, the data's own map: numbers shift
-            befores = list(kept)
-        if may_be_empty and not now.size and befores:
-            result.append(named.get(now.name, befores[0]))
-            continue
-        if befores and not any(_is_like(layer, now, before) for before in befores):
-            _refuse(now, named.get(now.name, befores[0]), what)
-        result.append(now)
-    return tuple(result)
 
 
 def _is_like(layer: Any, now: AdaptedLayer, before: AdaptedLayer) -> bool:
