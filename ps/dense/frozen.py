@@ -8,6 +8,7 @@ Threads: filled by one before anybody else sees it; immutable from then on, so t
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ class FrozenValues:
     def nbytes(self) -> int:
         """Bytes of the values."""
         return sum(bucket.nbytes for bucket in self.buckets)
+
+    def with_limits_of(self, manifest: Manifest) -> FrozenValues:
+        """Return these values with the tables' LIMITS of a manifest, as a change for a save."""
+        found = copy.copy(self)
+        found.manifest = self.manifest.with_limits_of(manifest)
+        found.num_changes = self.num_changes + 1
+        return found
 
     def load(self, bucket_id: int, values: Array) -> None:
         """Set a bucket's values: 1-d, of its dtype and size.

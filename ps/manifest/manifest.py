@@ -44,7 +44,7 @@ from ps.manifest.rule_spec import (
     RuleConfig,
 )
 from ps.manifest.sharding import BUCKET_BYTES
-from ps.manifest.table_spec import MAX_TABLES, TableSpec
+from ps.manifest.table_spec import LIMITS, MAX_TABLES, TableSpec
 from rpc.errors import UNREADABLE
 from rpc.field_texts import with_field_texts
 
@@ -294,6 +294,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(self, tables=tables)
 
+    def with_limits_of(self, other: Manifest) -> Manifest:
+        """Return the manifest in which tables have the LIMITS of the other's."""
+        theirs = {table.name: table for table in other.tables}
+        tables = tuple(table.with_limits_of(theirs.get(table.name, table)) for table in self.tables)
+        return msgspec.structs.replace(self, tables=tables)
+
     def encode(self) -> bytes:
         """Return the canonical msgpack encoding."""
         return msgspec.msgpack.encode(self, order="deterministic")
@@ -313,11 +319,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def hash(self) -> str:
         """Return the hex digest (32 digits) that both ends compare.
 
-        It leaves out frozen groups, and what ids are made of: a layer may learn that later.
+        It leaves out frozen groups, tables' LIMITS, and what ids are made of: a layer may learn
+        that later.
         """
-        tables = tuple(msgspec.structs.replace(each, id_source="any") for each in self.tables)
+        tables = tuple(table.compared for table in self.tables)
         compared = msgspec.structs.replace(self.without_frozen(), tables=tables)
         return hashlib.blake2b(compared.encode(), digest_size=16).hexdigest()
+
+    def limits_hash(self) -> str:
+        """Return the hex digest (32 digits) of the tables' LIMITS."""
+        limits = [(each.name, *(getattr(each, name) for name in LIMITS)) for each in self.tables]
+        return hashlib.blake2b(msgspec.msgpack.encode(limits), digest_size=16).hexdigest()
 
     def frozen_hash(self) -> str:
         """Return the hex digest (32 digits) of the frozen groups' dtypes and shapes.

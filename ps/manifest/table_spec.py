@@ -24,6 +24,9 @@ MAX_DIM = 65_536
 MAX_SEGMENTS = 256
 MOST_CHOSEN_SEGMENTS = 16
 """The most segments that a server chooses on its own, a power of 2."""
+LIMITS = ("max_rows", "max_bytes", "when_full", "ttl_s")
+"""Settings that say which rows a table keeps, not what is in them: a run that resumes may have
+others, and the chief's count. Manifests that differ in them alone have equal hashes."""
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 
@@ -150,6 +153,17 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_rule()
         self._check_numbers()
+
+    @property
+    def compared(self) -> TableSpec:
+        """The settings that count in a manifest's hash; LIMITS and id_source have defaults."""
+        return msgspec.structs.replace(
+            self, id_source="any", max_rows=None, max_bytes=None, when_full="refuse", ttl_s=None
+        )
+
+    def with_limits_of(self, other: TableSpec) -> TableSpec:
+        """Return this table with another one's LIMITS."""
+        return msgspec.structs.replace(self, **{name: getattr(other, name) for name in LIMITS})
 
     @property
     def row_seed(self) -> int:

@@ -529,6 +529,8 @@ class Saved(msgspec.Struct, frozen=True):
     """Steps that this server has left aside when it was restored from an older one."""
     frozen_hash: str = ""
     """Hash from the manifest that the shard was written by; see Manifest.frozen_hash."""
+    limits_hash: str = ""
+    """The same of the tables' limits; see Manifest.limits_hash."""
 
 
 _Reply = TypeVar("_Reply")

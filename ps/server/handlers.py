@@ -9,7 +9,8 @@ Threads: `handle` is called by one thread per connection; what it shares guards 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -66,6 +67,15 @@ def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Even
     if isinstance(request, messages.Leave):
         return lambda policy, worker: policy.on_leave(worker)
     return lambda policy, worker: policy.on_finish(worker)
+
+
+@contextmanager
+def _change(shard: ServingShard, call: Call) -> Iterator[None]:
+    """Let a caller change what is served, unless it was replaced; no fence comes between."""
+    with shard.gate.between_clocks():
+        if (attempt := attempt_of(call.peer)) is not None:
+            shard.gate.hear(*attempt)
+        yield
 
 
 def _read_frozen(call: Call, frozen: FrozenValues) -> None:
@@ -264,6 +274,7 @@ class Service:
             self._replace_seed(call, request, manifest)
         self._refuse_other(manifest)
         self._take_missing_frozen(call, manifest)
+        self._take_limits(call, manifest)
         call.discard_rest()
         self._reply_description(call)
 
@@ -287,10 +298,16 @@ class Service:
                 f"ps:{self.settings.rank} take {frozen.nbytes}"
             )
         _read_frozen(call, frozen)
-        with shard.gate.between_clocks():  # no fence comes between
-            if (attempt := attempt_of(call.peer)) is not None:
-                shard.gate.hear(*attempt)
+        with _change(shard, call):
             shard.dense.take_frozen(frozen)
+
+    def _take_limits(self, call: Call, manifest: Manifest) -> None:
+        """Take a seed's limits of tables: the program of a run that resumes may have others."""
+        shard = self.life.loaded()
+        if shard.manifest.limits_hash() == manifest.limits_hash():
+            return
+        with _change(shard, call):
+            shard.set_limits(manifest)
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
@@ -379,7 +396,8 @@ class Service:
         has_same_frozen = serving.frozen_groups in ((), manifest.frozen_groups)
         if serving.hash() == manifest.hash() and has_same_frozen:
             return
-        differences = "; ".join(manifest_differences(serving, manifest))
+        asked = manifest.with_limits_of(serving)  # which it may change
+        differences = "; ".join(manifest_differences(serving, asked))
         advice = "Build the same model, or start new servers"
         if shard.resumed_step >= 0:
             advice = (

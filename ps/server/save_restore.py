@@ -245,8 +245,13 @@ class ShardSaving:
                 portion=Portion(snapshot.is_unchanged, snapshot.segments),
             )
             self._known.note(request.save_id, snapshot.versions(), snapshot.num_changes())
-            frozen_hash = snapshot.manifest.frozen_hash()
-            return messages.Saved(record, snapshot.clock, self.passed_over, frozen_hash)
+            return messages.Saved(
+                record,
+                snapshot.clock,
+                self.passed_over,
+                snapshot.manifest.frozen_hash(),
+                snapshot.manifest.limits_hash(),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

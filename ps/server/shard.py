@@ -152,6 +152,13 @@ class ServingShard:
                 "attach() again to get the shard's"
             )
 
+    def set_limits(self, manifest: Manifest) -> None:
+        """Have the tables' LIMITS of a manifest; the caller holds the barriers open."""
+        self.dense.take_frozen(self.dense.frozen.with_limits_of(manifest))
+        specs = {spec.name: spec for spec in self.manifest.tables}
+        for table in self._guard.tables:
+            table.set_limits(specs[table.spec.name])
+
     def answer_tables(self, call: Incoming, request: TableRequest) -> None:
         """Answer a request to the tables.
 

@@ -65,6 +65,16 @@ class TtlClock:
             now_s = self._clock()
             self._marks = deque((now_s - age_s, version) for age_s, version in ages)
 
+    def set_ttl(self, ttl_s: float | None) -> None:
+        """Have another time to live; without one so far, that of existing versions starts now.
+
+        Args:
+            ttl_s: seconds; None: unlimited.
+        """
+        had_none, self._ttl_s = self._ttl_s is None, ttl_s
+        if had_none or ttl_s is None:
+            self.restart()
+
     def restart(self) -> None:
         """Restart the time to live of all existing versions."""
         self._marks.clear()

@@ -51,20 +51,27 @@ class Quota:
     """
 
     def __init__(self, spec: TableSpec, row_nbytes: int, share: float, server: str) -> None:
+        self._row_nbytes, self._share, self._server = row_nbytes, share, server
+        self._lock = threading.Lock()
+        self._used = 0
+        self.limit: int | None = None
+        """Most rows that this server holds; None: no limit."""
+        self._why = ""
+        self.set_limits(spec)
+
+    def set_limits(self, spec: TableSpec) -> None:
+        """Have the limits of this table from the next push on; rows above them stay until then."""
         limits: list[tuple[float, str]] = []
         if spec.max_rows is not None:
             limits.append((spec.max_rows, f"max_rows={spec.max_rows}"))
         if spec.max_bytes is not None:
-            per_row = row_nbytes + BESIDE_ROW_NBYTES
+            per_row = self._row_nbytes + BESIDE_ROW_NBYTES
             why = f"max_bytes={spec.max_bytes} at {per_row} bytes a row"
             limits.append((spec.max_bytes / per_row, why))
         smallest = min(limits, default=None)
-        self.limit = None if smallest is None else max(1, int(smallest[0] * share))
-        """Most rows that this server holds; None: no limit."""
-        self._why = "" if smallest is None else smallest[1]
-        self._server = server
-        self._lock = threading.Lock()
-        self._used = 0
+        with self._lock:
+            self.limit = None if smallest is None else max(1, int(smallest[0] * self._share))
+            self._why = "" if smallest is None else smallest[1]
 
     @property
     def used(self) -> int:
@@ -81,7 +88,7 @@ class Quota:
 
     @property
     def excess(self) -> int:
-        """Rows above the limit, which exist only during a restore."""
+        """Rows above the limit: of a restore, or of a limit that was lowered."""
         return 0 if self.limit is None else max(0, self._used - self.limit)
 
     def take_anyway(self, num_rows: int) -> None:
@@ -110,8 +117,7 @@ class Quota:
         return TableFull(
             f"table {spec.name!r} is full: {self._server} holds {self._used} of at most "
             f"{self.limit} rows (its share of {self._why}), a push brought {num_rows} new ids to "
-            f"one segment{rest}. A run that resumes keeps the limits of its checkpoint: for "
-            "others, export the rows and load them into a new run (docs/guides/checkpoints.md)",
+            f"one segment{rest}. A run that resumes takes the limits that its program has then",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
 

@@ -100,6 +100,11 @@ class Segment:
         self._index = HashIndex()
         self._lookups = RecentLookups()
 
+    def set_limits(self, spec: TableSpec) -> None:
+        """Have this table's LIMITS; the caller has set the quota's, and holds the lock."""
+        self._spec = spec
+        self.ttl.set_ttl(spec.ttl_s)
+
     @property
     def row_nbytes(self) -> int:
         """Bytes of a row with its id."""

@@ -96,6 +96,18 @@ class Table:
         self._counts: dict[str, int] = {}
         self._last_scalars: tuple[float, Array] | None = None
 
+    def set_limits(self, spec: TableSpec) -> None:
+        """Have this table's LIMITS. Rows above them go with the next pushes, if the table evicts.
+
+        Args:
+            spec: this table, with other LIMITS.
+        """
+        with self.locked():
+            self.spec = spec
+            self._quota.set_limits(spec)
+            for segment in self.segments:
+                segment.set_limits(spec)
+
     @property
     def num_rows(self) -> int:
         """Rows on this server."""

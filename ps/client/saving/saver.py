@@ -165,7 +165,8 @@ class Saver:
     ) -> str:
         """Make a checkpoint; returns its directory. For the rest see PSClient.save.
 
-        `manifest` is what all `servers` serve, but for frozen groups that they got since.
+        `manifest` is what all `servers` serve, but for frozen groups and limits of tables that they
+        got since.
         """
         if step is not None and step < 0:
             raise CheckpointError(f"a checkpoint's step is 0 or more, got {step}")
@@ -341,7 +342,9 @@ def _manifest_of(
     servers: Servers,
     deadline_s: float,
 ) -> Manifest:
-    """Return the manifest of the shards: another client may have seeded frozen weights meanwhile.
+    """Return the manifest of the shards: another client may have seeded since.
+
+    It may have brought frozen weights, or other limits of tables.
 
     Args:
         answers: answers of all servers.
@@ -349,12 +352,12 @@ def _manifest_of(
         servers: asked if it is not one of them.
         deadline_s: deadline of the save (monotonic).
     """
-    hashes = {answer.frozen_hash for answer in answers}
+    hashes = {(answer.frozen_hash, answer.limits_hash) for answer in answers}
     for manifest in known:
-        if manifest is not None and hashes == {manifest.frozen_hash()}:
+        if manifest is not None and hashes == {(manifest.frozen_hash(), manifest.limits_hash())}:
             return manifest
     manifest = servers.fetch_manifest(timeout_s=_left_s(deadline_s))
-    if hashes != {manifest.frozen_hash()}:
+    if {frozen for frozen, _ in hashes} != {manifest.frozen_hash()}:
         raise CheckpointError(
             "the frozen weights reached the servers during this save, and some shards lack them. "
             "The save is not committed; save again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import pickle
 import threading
 import weakref
@@ -15,7 +16,7 @@ import pytest
 
 from ps.client import server_group
 from ps.client.retry import exchange
-from ps.errors import IdError, NonFiniteGradient
+from ps.errors import IdError, NonFiniteGradient, TableFull
 from ps.manifest.manifest import Hyper
 from ps.manifest.table_spec import Admission
 from ps.protocol import messages
@@ -486,6 +487,45 @@ def test_a_save_warns_before_the_table_is_too_large_for_a_file(tmp_path, caplog,
     model.fit(np.arange(11)[:, None], np.ones((11, 1)), verbose=0)
     with pytest.raises(UnsupportedModel, match=r"keep checkpoints"):
         model.save(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("failed", ["", "OSError: No space left"])
+def test_a_resumed_training_has_the_limits_of_its_program(tmp_path, caplog, monkeypatch, failed):
+    x, y = np.arange(200)[:, None], np.ones((200, 1))
+
+    def model(max_rows):
+        ids = keras.Input((1,), dtype="int64")
+        rows = Embedding(DIM, table="user", max_rows=max_rows)(ids)
+        made = keras.Model(ids, keras.layers.Dense(1, name="last")(keras.layers.Flatten()(rows)))
+        made.compile("adagrad", "mse", jit_compile=False)
+        return made
+
+    with serving() as cluster:
+        context = cluster.contexts[0]
+        distribute(model(100), context).fit(x[:100], y[:100], verbose=0)
+        with pytest.raises(TableFull, match="A run that resumes takes the limits"):
+            context.client.tables.load_rows("user", x[100:101, 0], np.ones((1, DIM), "float32"))
+        context.client.save(tmp_path, 1)
+    caplog.set_level(logging.INFO, "tfos")
+    with serving(2) as cluster:
+        chief, other = cluster.contexts
+        chief.client.restore(tmp_path)
+        saves: list[str] = []
+
+        def save_now() -> str:
+            saves.append(failed or chief.client.save(tmp_path, None))
+            return failed
+
+        monkeypatch.setattr(chief, "save_now", save_now)
+        distribute(model(150), other)  # the chief's limits count, and come later
+        distribute(model(300), chief)
+        assert len(saves) == 1
+        chief.client.tables.load_rows("user", x[100:, 0], np.ones((100, DIM), "float32"))
+        assert tables_of(cluster)["user"].rows == 200
+    assert "table 'user' of this run and of its checkpoint: max_rows 300 and 100" in caplog.text
+    assert ("new limits of tables are not saved: OSError: No space left" in caplog.text) is bool(
+        failed
+    )
 
 
 def test_the_servers_of_models_without_a_cluster_end_with_the_models():

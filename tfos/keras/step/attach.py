@@ -9,6 +9,7 @@ Threads: none of its own.
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +23,11 @@ from ps.manifest.diff import MAX_SHOWN
 from ps.manifest.manifest import GroupSpec, Manifest
 from ps.manifest.sharding import bucket_bytes_for
 from ps.manifest.shares import shares
+from ps.manifest.table_spec import LIMITS
 from ps.protocol.messages import MAX_WAIT_S
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
+from tfos.keras.embedding.loading import Save, nothing_saves
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 from tfos.keras.step.adapted_layers import renewing_normalization
@@ -35,6 +38,7 @@ ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
 """Seconds for the chief to seed the servers: its imports, data and first batch, then the wait for
 the servers' kernels. They include sending the values to the servers and to all workers at once: 100
 GB take 85 s at 10 Gb/s, and a step never moves more."""
+_logger = logging.getLogger("tfos")
 _AUTOMATIC = frozenset(name.lower() for name in dir(keras.layers))
 """The names that Keras gives layers, without underscores and numbers."""
 _NUMBER = re.compile(r"_\d+$")
@@ -66,7 +70,13 @@ def push_s(client: Any, num_workers: int) -> float:
 
 
 def attach(
-    client: Any, model: Any, variables: Variables, settings: Settings, *, seeds: bool
+    client: Any,
+    model: Any,
+    variables: Variables,
+    settings: Settings,
+    *,
+    seeds: bool,
+    save: Save = nothing_saves,
 ) -> int | None:
     """Bind a built model to the servers, and take their frozen weights.
 
@@ -76,6 +86,7 @@ def attach(
         variables: the model's variables.
         settings: settings of `ctx.distribute`.
         seeds: whether this worker's values fill empty servers.
+        save: see Save; called once servers that resume have other limits of tables.
 
     Returns:
         On the worker that seeds, the number of updates that the servers' values had before; else
@@ -101,9 +112,12 @@ def attach(
     if seeds:
         dense_embeddings.warn_of_large(model)
         groups = (*variables.groups, *variables.frozen)
-        manifest = as_served(manifest, client)
+        served = served_by(client)
+        manifest = as_served(manifest, served, client.num_servers)
         values = {group.name: group.values() for group in groups}
         num_updates = client.seed(manifest, values, timeout_s=timeout_s)
+        if served is not None:
+            _save_limits(manifest, served, save)
     adopted = client.attach(timeout_s=timeout_s)
     check_same(manifest, adopted)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
@@ -157,28 +171,57 @@ def draw_apart(model: Any, rank: int) -> None:
             variable.assign([own, count])
 
 
-def as_served(manifest: Manifest, client: Any) -> Manifest:
-    """Return the manifest with the buckets, names and seeds of filled servers, or its own.
+def served_by(client: Any) -> Manifest | None:
+    """Return the manifest of filled servers; None: they are empty.
 
-    Servers that lack part of a lost chief's seed have none: the next seed replaces it.
-
-    A restored checkpoint keeps its buckets, whatever the number of servers is now.
+    Servers that lack part of a lost chief's seed count as empty: the next seed replaces it.
 
     Args:
-        manifest: manifest of this model.
         client: the process's PSClient.
 
     Raises:
         PSError: as for PSClient.is_filled and PSClient.attach.
     """
-    if client.is_filled():
-        servers = client.attach()
+    return client.attach() if client.is_filled() else None
+
+
+def as_served(manifest: Manifest, servers: Manifest | None, num_servers: int) -> Manifest:
+    """Return the manifest with the buckets, names and seeds of filled servers, or its own.
+
+    A restored checkpoint keeps its buckets, whatever the number of servers is now.
+
+    Args:
+        manifest: manifest of this model.
+        servers: see served_by.
+        num_servers: number of servers.
+    """
+    if servers is not None:
         groups = tuple(_named_as(group, servers.groups) for group in manifest.groups)
         named = msgspec.structs.replace(manifest, groups=groups, bucket_bytes=servers.bucket_bytes)
         return named.with_seeds_of(servers)
     num_bytes = sum(group.nbytes for group in manifest.pushed_groups)
-    size = bucket_bytes_for(num_bytes, client.num_servers)
+    size = bucket_bytes_for(num_bytes, num_servers)
     return msgspec.structs.replace(manifest, bucket_bytes=size)
+
+
+def _save_limits(manifest: Manifest, served: Manifest, save: Save) -> None:
+    """Save the limits of tables that a resumed run has changed: a server that restarts reads them.
+
+    Args:
+        manifest: what the servers serve now.
+        served: what they have restored.
+        save: see Save.
+    """
+    before = {spec.name: spec for spec in served.tables}
+    for spec in manifest.tables:
+        if changed := differences(spec, before[spec.name], LIMITS):
+            _logger.info("table %r of this run and of its checkpoint: %s", spec.name, changed)
+    if manifest.limits_hash() != served.limits_hash() and (failed := save()):
+        _logger.warning(
+            "the new limits of tables are not saved: %s. A server that restarts before the next "
+            "save has the checkpoint's",
+            failed,
+        )
 
 
 def _named_as(ours: GroupSpec, served: Sequence[GroupSpec]) -> GroupSpec:
@@ -217,7 +260,8 @@ def check_same(ours: Manifest, servers: Manifest) -> None:
             )
     if not servers.frozen_groups:  # the chief's seed brings them
         ours = ours.without_frozen()
-    _check_same_tables(ours.with_seeds_of(servers), servers)
+    # The chief's limits count, and a run that resumes may change them after others have attached.
+    _check_same_tables(ours.with_seeds_of(servers).with_limits_of(servers), servers)
     mine = [_summary(group) for group in ours.groups]
     theirs = [_summary(group) for group in servers.groups]
     if mine != theirs:

@@ -216,7 +216,8 @@ class PSTrainer:
         """
         model, client = self.model, self.client
         found = variables.collect(model, self.optimizer)
-        before = attach.attach(client, model, found, self.settings, seeds=seeds)
+        save = self.ctx.save_now
+        before = attach.attach(client, model, found, self.settings, seeds=seeds, save=save)
         if not self.is_local:  # a model without a cluster is adapted again like any of Keras
             self._adapted.attached()
         attach.draw_apart(model, self.ctx.worker_rank)

@@ -15,7 +15,7 @@ from tests.support.ps_cluster import ADD, cluster, filled, make_manifest, raw_se
 from tests.support.tables import table, with_tables
 from tfos.config import Checkpoints
 from tfos.errors import UnsupportedModel
-from tfos.keras.step.attach import as_served, check_same
+from tfos.keras.step.attach import as_served, check_same, served_by
 from tfos.worker.saver import ChiefSaver
 
 pytestmark = [pytest.mark.socket, pytest.mark.fault("F20")]
@@ -35,7 +35,7 @@ def test_a_chief_does_not_wait_for_the_seed_that_it_is_to_bring(tmp_path: Path):
             Checkpoints(directory=str(tmp_path), resume=True), bed.client, joins=True
         )
         saver.start()
-        assert as_served(MANIFEST, chief) == manifest
+        assert as_served(MANIFEST, served_by(chief), 2) == manifest
         chief.seed(manifest, filled(manifest, 1.0))
         assert set(bed.pulled(chief)["trainable"]) == {1.0}
         saver.close()
@@ -46,7 +46,7 @@ def test_the_buckets_of_servers_with_values_are_kept():
     with cluster("inproc", num_servers=2) as bed:
         bed.client().seed(manifest, filled(manifest))
         chief = bed.client(0, generation=1)
-        assert as_served(MANIFEST, chief) == manifest
+        assert as_served(MANIFEST, served_by(chief), 2) == manifest
 
 
 def with_seed(seed: int | None) -> Manifest:
@@ -61,7 +61,7 @@ def test_a_model_whose_tables_name_no_seed_fits_servers_of_any():
         served = with_seed(0)
         bed.client().seed(served, filled(served))
         chief = bed.client(0, generation=1)
-        assert as_served(with_seed(None), chief) == served
+        assert as_served(with_seed(None), served_by(chief), 1) == served
 
 
 def test_values_go_a_second_time_only_where_seeds_of_tables_were_what_differed(
@@ -111,7 +111,7 @@ def test_a_loaded_model_has_the_names_of_the_one_that_code_built(held, own, is_s
     with cluster("inproc") as bed:
         bed.client().seed(named(*held), filled(named(*held)))
         chief = bed.client(0, generation=1)
-        params = as_served(named(*own), chief).groups[0].params
+        params = as_served(named(*own), served_by(chief), 1).groups[0].params
         assert [each.name for each in params] == list(held if is_same else own)
 
 
