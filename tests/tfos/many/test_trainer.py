@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import collections
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tfos.many.messages import Ending, TrainingRaised
+from tfos.many.messages import Ending, FromTrainer, TrainingRaised
 from tfos.many.slot import trainer_process
 from tfos.many.slot.trainer_process import TrainerProcess, copy_lines
+from tfos.node import procfs
+from tfos.node.child_link import ChildLink
+from tfos.node.supervisor.children import Child
 
 PROGRAM = """
 import os, pickle, socket, sys, tempfile
@@ -113,6 +120,32 @@ def test_an_item_whose_function_lacks_a_package_has_the_extra_in_its_error(monke
     ended = trainer.outcome(3, 0.0, None)
     assert ended.how is Ending.RAISED
     assert "'keras'. The extra [cpu] has it" in ended.error
+
+
+@pytest.mark.fault("F06")
+def test_a_suspended_trainer_is_ended_and_its_item_has_another_attempt(monkeypatch):
+    monkeypatch.setattr(trainer_process, "SUSPENDED_S", 0.2)
+    monkeypatch.setattr(trainer_process, "_LOOK_S", 0.05)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "120"])
+    child = Child(process.pid, os.open(os.devnull, os.O_RDONLY), None)
+    process.returncode = 0  # `Child.reap` waits for it
+    trainer: Any = TrainerProcess.__new__(TrainerProcess)
+    trainer._child, trainer._link = child, ChildLink(ours, FromTrainer)
+    trainer._oom_kills, trainer._kill_reason, trainer._tail = procfs.oom_kills(), "", []
+    trainer._reader, trainer._first_bytes = SimpleNamespace(join=lambda timeout_s: None), 1
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        ended = trainer.outcome(3, time.monotonic(), 10.0)
+        assert ended.how is Ending.DIED
+        assert "SIGKILL after it was suspended (SIGSTOP) for 0 s" in ended.error
+    finally:
+        child.kill()
+        procfs.wait_exited([child.pidfd], 10.0)
+        child.reap()
+        child.close()
+        ours.close()
+        theirs.close()
 
 
 def test_a_trainer_has_grown_by_what_it_keeps_after_its_first_item(monkeypatch):

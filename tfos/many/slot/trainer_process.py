@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -46,6 +47,10 @@ graphs of each model that a process has fitted, for good. Mapped files do not co
 way to keep large data from item to item."""
 LEAST_AGE_S = 120.0
 """A younger trainer stays: what has grown may be data of the function, and imports take seconds."""
+SUSPENDED_S = 16.0
+"""Seconds after which a suspended trainer is ended: with the looks before and after within the 20 s
+of every silent process. Its item has another attempt."""
+_LOOK_S = 2.0
 _END_S = 5.0
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 1000
@@ -72,6 +77,8 @@ class TrainerProcess:
         )
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._oom_kills = procfs.oom_kills()
+        self._kill_reason = ""
+        """Why we killed it ourselves, for its item's error."""
         self._started_s, self._first_bytes = time.monotonic(), 0
         try:
             self._child: Child = spawn(
@@ -187,13 +194,19 @@ class TrainerProcess:
 
     def _next(self, timeout_s: float | None) -> Any:
         """Return the next message, None if the process has ended, False at the deadline."""
-        try:
-            left_s = None if timeout_s is None else max(0.0, timeout_s)
-            return self._link.receive(left_s, peer_pidfd=self._child.pidfd)
-        except LinkError:
-            return None
-        except TimeoutError:
-            return False
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return self._link.receive(min(left_s, _LOOK_S), peer_pidfd=self._child.pidfd)
+            except LinkError:
+                return None
+            except TimeoutError:
+                if left_s <= _LOOK_S:
+                    return False
+            if self._child.suspended_s() >= SUSPENDED_S:
+                self._kill_reason = f" after it was suspended (SIGSTOP) for {SUSPENDED_S:.0f} s"
+                self._child.kill()
 
     def _died(self) -> str:
         if not procfs.wait_exited([self._child.pidfd], _END_S):
@@ -205,6 +218,7 @@ class TrainerProcess:
             if how is not None
             else "ended"
         )
+        text += self._kill_reason
         tail = "\n".join(self._tail)
         return f"{text}; its last lines:\n{tail}" if tail else text
 
