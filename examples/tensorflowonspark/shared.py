@@ -55,8 +55,11 @@ def read_lines(pattern, share=slice(None)):
     import numpy as np
     import tensorflow as tf
 
+    names = sorted(tf.io.gfile.glob(pattern))
+    if not names:
+        raise FileNotFoundError(f"no file is called {pattern}: mnist_data_setup.py writes them")
     lines = []
-    for name in sorted(tf.io.gfile.glob(pattern)):
+    for name in names:
         with tf.io.gfile.GFile(name) as file:
             lines += file.read().split()
     table = np.loadtxt(lines[share], delimiter=",", dtype=np.int64)
