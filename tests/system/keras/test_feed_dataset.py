@@ -707,10 +707,13 @@ def test_all_epochs_of_a_feed_end_a_fit_without_distribution_too():
         assert min(history["loss"] + history["val_loss"]) > 0
 
 
-def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next(is_distributed):
     """Which may not be fed before this fit has returned."""
     with serving() as cluster:
         ctx, model = cluster.contexts[0], make_model()
+        if is_distributed:
+            distribute(model, ctx)
         feed_epochs(ctx.feed_channel, batches(1, 1, 1), finish=False)
         dataset = FeedDataset(ctx, BATCH)
         given = keras.callbacks.CallbackList(model=model, add_history=True)
@@ -718,6 +721,8 @@ def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
             model.fit(dataset, epochs=epochs, verbose=0, callbacks=given)
         assert dataset.ended_epoch == 2
         assert len(given.callbacks) == 1
+        told = [each for each in ctx.reported if isinstance(each, EpochTrained)]
+        assert len(told) == (3 if is_distributed else 0), "each epoch once"
 
 
 def test_a_loop_of_the_programs_own_goes_on_behind_a_fit_that_was_stopped():
