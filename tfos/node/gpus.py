@@ -11,9 +11,9 @@ a holder is not always free. Parts of a GPU (MIG) have addresses of their own, w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
-import signal
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -163,8 +163,9 @@ def _ask(what: str, fields: str, timeout_s: float) -> list[list[str]] | None:
     try:
         told, errors = asked.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _end(asked)
         raise GpuToolFailed(f"nvidia-smi gave no answer in {timeout_s:g} s") from None
+    finally:
+        _end(asked)
     if asked.returncode != 0:
         said = " ".join((told + errors).split())[:_MAX_REASON_CHARS]
         raise GpuToolFailed(f"nvidia-smi ended with status {asked.returncode}: {said}")
@@ -174,15 +175,13 @@ def _ask(what: str, fields: str, timeout_s: float) -> list[list[str]] | None:
 
 
 def _end(asked: subprocess.Popen[str]) -> None:
-    """End nvidia-smi, or leave it: a broken GPU holds it in the kernel, where SIGKILL waits too."""
+    """End what runs, or leave it: a broken GPU holds it in the kernel, where SIGKILL waits too."""
     asked.kill()
     for pipe in (asked.stdout, asked.stderr):
         if pipe is not None:
             pipe.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         asked.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        asked.returncode = -signal.SIGKILL  # or Popen complains of it
 
 
 def _is_spark(pid: int) -> bool:

@@ -109,7 +109,21 @@ def test_a_program_that_hangs_in_the_driver_and_outlives_sigkill_is_left(smi, mo
     assert time.monotonic() - began_s < 15.0
     (left,) = asked
     os.kill(left.pid, signal.SIGKILL)
-    assert os.waitpid(left.pid, 0)[0] == left.pid
+    assert left.wait() == -signal.SIGKILL
+
+
+def test_an_interrupt_ends_the_program(smi, monkeypatch):
+    smi.be("#!/bin/sh\nexec /bin/sleep 30\n")
+    asked: list[subprocess.Popen[str]] = []
+
+    def interrupt(process, **_):
+        asked.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpus.look()
+    assert [each.returncode for each in asked] == [-signal.SIGKILL]
 
 
 def test_a_program_that_cannot_run_is_a_failure(tmp_path, monkeypatch):
