@@ -451,6 +451,23 @@ def test_the_end_of_the_feed_ends_the_callbacks_of_a_loop_of_the_class_once(
         assert cluster.pushes == 5
 
 
+@pytest.mark.parametrize("is_own_loop", [True, False])
+def test_a_feed_without_a_further_epoch_ends_callbacks_that_know_no_number_of_epochs(is_own_loop):
+    """Keras tells it only to the lists that it makes itself."""
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        model = looping(ctx) if is_own_loop else distribute(make_model(), ctx)
+        ended: list[dict[str, float]] = []
+        own = keras.callbacks.LambdaCallback(on_train_end=ended.append)
+        given = keras.callbacks.CallbackList([own], model=model)
+        with pytest.warns(FeedEndedWarning) as caught:
+            model.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=given)
+        assert "after 0 epochs" in str(caught[0].message)
+        assert len(ended) == 1
+        assert given.callbacks == [own]
+
+
 def test_a_loop_of_the_class_inside_of_another_fit_ends_its_own_callbacks_alone():
     with serving() as cluster:
         ctx = cluster.contexts[0]
