@@ -99,18 +99,11 @@ class MainFunWait:
         now_s = self._coordinator.now_s()
         self._coordinator.read(lambda state: self.follow(state, now_s))
         if self._progress.rows:
-            end = (
-                "main_fun has returned on every worker"
-                if self._has_returned()
-                else "trained so far"
+            has_returned = self._coordinator.read(
+                lambda state: not state.awaited() and state.phase is ClusterPhase.RUNNING
             )
+            end = "main_fun has returned on every worker" if has_returned else "trained so far"
             self._console.progress(f"{end}: {self._progress.whole_epoch()}", final=True)
-
-    def _has_returned(self) -> bool:
-        def has(state: ClusterView) -> bool:
-            return not state.awaited() and state.phase is ClusterPhase.RUNNING
-
-        return self._coordinator.read(has)
 
     def follow(self, state: ClusterView, now_s: float) -> None:
         """Add what the workers report now; begin an epoch once all of them are in it.

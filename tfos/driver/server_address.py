@@ -66,7 +66,8 @@ def server_host(environment: Mapping[str, str], facts: SparkFacts) -> ServerHost
         return ServerHost(facts.driver_host, facts.bind_host)
     if facts.bind_address:
         return ServerHost(wanted, facts.bind_address)
-    return ServerHost(wanted, _address_here(wanted) or _all_addresses(wanted))
+    all_addresses = "::" if ":" in wanted else "0.0.0.0"
+    return ServerHost(wanted, _address_here(wanted) or all_addresses)
 
 
 def check_servers_here(environment: Mapping[str, str], facts: SparkFacts) -> None:
@@ -125,7 +126,3 @@ def _bound(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind(address)
     return str(address[0])
-
-
-def _all_addresses(host: str) -> str:
-    return "::" if ":" in host else "0.0.0.0"

@@ -242,8 +242,9 @@ class Shutdown:
             return
         self._coordinator.act(lambda state: state.stop_evaluating())
         limit_s = self._config.evaluation_s
+        line = "the training is over; waiting for the last evaluation"
         if not shown_wait(
-            self._coordinator, self._console, _nobody_evaluates, limit_s, _last_evaluation
+            self._coordinator, self._console, _nobody_evaluates, limit_s, lambda: (line, True)
         ):
             self._console.warn(
                 f"the evaluator did not end within {limit_s:.0f} s of the training and is stopped: "
@@ -369,10 +370,6 @@ def _still_training(state: ClusterView) -> list[str]:
 
 def _nobody_evaluates(state: ClusterView) -> bool:
     return not state.evaluating() or state.phase is not ClusterPhase.RUNNING
-
-
-def _last_evaluation() -> tuple[str, bool]:
-    return "the training is over; waiting for the last evaluation", True
 
 
 def _has_served(state: ClusterView) -> bool:

@@ -11,6 +11,7 @@ a holder is not always free. Parts of a GPU (MIG) have addresses of their own, w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -21,6 +22,8 @@ from tfos.node import procfs
 
 ASK_S = 10.0
 """Seconds for one answer of nvidia-smi; without persistence mode it first wakes up each GPU."""
+_END_S = 1.0
+"""Seconds for the end of a nvidia-smi that gave no answer."""
 _GPU_FIELDS = "index,uuid,name,memory.used,memory.total"
 _HOLDER_FIELDS = "pid,gpu_uuid,used_memory,process_name"
 _MAX_REASON_CHARS = 200
@@ -145,27 +148,40 @@ def _ask(what: str, fields: str, timeout_s: float) -> list[list[str]] | None:
     """Return the fields of each line of an answer; None: there is no nvidia-smi."""
     command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
+        asked = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            check=False,
-            timeout=timeout_s,
         )
     except FileNotFoundError:
         return None
-    except subprocess.TimeoutExpired:
-        raise GpuToolFailed(f"nvidia-smi gave no answer in {timeout_s:g} s") from None
     except OSError as error:
         raise GpuToolFailed(f"nvidia-smi cannot run: {error}") from None
-    if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).split())[:_MAX_REASON_CHARS]
-        raise GpuToolFailed(f"nvidia-smi ended with status {done.returncode}: {said}")
+    try:
+        told, errors = asked.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise GpuToolFailed(f"nvidia-smi gave no answer in {timeout_s:g} s") from None
+    finally:
+        _end(asked)
+    if asked.returncode != 0:
+        said = " ".join((told + errors).split())[:_MAX_REASON_CHARS]
+        raise GpuToolFailed(f"nvidia-smi ended with status {asked.returncode}: {said}")
     count = fields.count(",")
-    lines = [[part.strip() for part in line.split(",", count)] for line in done.stdout.splitlines()]
+    lines = [[part.strip() for part in line.split(",", count)] for line in told.splitlines()]
     return [parts for parts in lines if len(parts) == count + 1]
+
+
+def _end(asked: subprocess.Popen[str]) -> None:
+    """End what runs, or leave it: a broken GPU holds it in the kernel, where SIGKILL waits too."""
+    asked.kill()
+    for pipe in (asked.stdout, asked.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        asked.wait(_END_S)
 
 
 def _is_spark(pid: int) -> bool:

@@ -139,19 +139,17 @@ class SparkJob(Generic[Result]):
         """Wait for the end of the job; return whether it ended in time."""
         return self._ended.wait(timeout_s)
 
-    def cancel(self, timeout_s: float) -> bool:
-        """Cancel this job and no other; returns whether it ended within `timeout_s`."""
+    def cancel(self, timeout_s: float) -> None:
+        """Cancel this job and no other; wait for its end, at most `timeout_s`."""
         self._cancelled = True
         deadline_s = time.monotonic() + timeout_s
         while not self.is_ended and time.monotonic() < deadline_s:
-            if self._sc._jsc is None:
-                return self.join(max(0.0, deadline_s - time.monotonic()))
             try:
                 self._sc.cancelJobsWithTag(self.tag)
-            except Exception:  # noqa: BLE001  # py4j's many errors: the context is stopping
-                return self.join(max(0.0, deadline_s - time.monotonic()))
-            self.join(_CANCEL_AGAIN_S)
-        return self.is_ended
+            except Exception:  # noqa: BLE001  # py4j's many errors: the context stops, or has
+                self.join(max(0.0, deadline_s - time.monotonic()))
+            else:
+                self.join(_CANCEL_AGAIN_S)
 
     def has_active_task(self) -> bool | None:
         """Ask Spark whether a task of it runs now; None: it is not known."""

@@ -239,8 +239,8 @@ def test_evaluation_and_inference_create_no_rows_and_read_one_vector():
         counts = model._tfos_trainer.id_counts["user"]
         assert (counts.batches, counts.ids) == (256 // BATCH, x.size)
         scalars = dict(ids_per_batch("user", counts, IdCounts()))
-        assert scalars["tfos/chief/ids_per_batch/user"] == x.size * BATCH / 256
-        assert 0 < scalars["tfos/chief/distinct_ids_per_batch/user"] <= 50
+        assert scalars["chief/ids_per_batch/user"] == x.size * BATCH / 256
+        assert 0 < scalars["chief/distinct_ids_per_batch/user"] <= 50
         shown: list[str] = []
         model.summary(print_fn=shown.append)
         assert "Total params" in shown[0]

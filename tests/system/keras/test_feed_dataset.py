@@ -451,6 +451,23 @@ def test_the_end_of_the_feed_ends_the_callbacks_of_a_loop_of_the_class_once(
         assert cluster.pushes == 5
 
 
+@pytest.mark.parametrize("is_own_loop", [True, False])
+def test_a_feed_without_a_further_epoch_ends_callbacks_that_know_no_number_of_epochs(is_own_loop):
+    """Keras tells it only to the lists that it makes itself."""
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [], finish=True)
+        model = looping(ctx) if is_own_loop else distribute(make_model(), ctx)
+        ended: list[dict[str, float]] = []
+        own = keras.callbacks.LambdaCallback(on_train_end=ended.append)
+        given = keras.callbacks.CallbackList([own], model=model)
+        with pytest.warns(FeedEndedWarning) as caught:
+            model.fit(FeedDataset(ctx, BATCH), epochs=3, callbacks=given)
+        assert "after 0 epochs" in str(caught[0].message)
+        assert len(ended) == 1
+        assert given.callbacks == [own]
+
+
 def test_a_loop_of_the_class_inside_of_another_fit_ends_its_own_callbacks_alone():
     with serving() as cluster:
         ctx = cluster.contexts[0]
@@ -707,10 +724,13 @@ def test_all_epochs_of_a_feed_end_a_fit_without_distribution_too():
         assert min(history["loss"] + history["val_loss"]) > 0
 
 
-def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next(is_distributed):
     """Which may not be fed before this fit has returned."""
     with serving() as cluster:
         ctx, model = cluster.contexts[0], make_model()
+        if is_distributed:
+            distribute(model, ctx)
         feed_epochs(ctx.feed_channel, batches(1, 1, 1), finish=False)
         dataset = FeedDataset(ctx, BATCH)
         given = keras.callbacks.CallbackList(model=model, add_history=True)
@@ -718,6 +738,8 @@ def test_a_list_of_callbacks_of_an_earlier_fit_waits_for_no_epoch_of_the_next():
             model.fit(dataset, epochs=epochs, verbose=0, callbacks=given)
         assert dataset.ended_epoch == 2
         assert len(given.callbacks) == 1
+        told = [each for each in ctx.reported if isinstance(each, EpochTrained)]
+        assert len(told) == (3 if is_distributed else 0), "each epoch once"
 
 
 def test_a_loop_of_the_programs_own_goes_on_behind_a_fit_that_was_stopped():

@@ -109,8 +109,9 @@ def test_predict_of_no_rows_is_a_sentence(cluster):
     assert len(model.predict(x, verbose=0)) == 8
 
 
-def test_train_on_batch_trains_on_the_servers(cluster):
-    model = distribute(make_model(), cluster.contexts[0], pipeline=1)
+@pytest.mark.parametrize("settings", [{"pipeline": 1}, {"consistency": "sync"}])
+def test_train_on_batch_trains_on_the_servers(cluster, settings):
+    model = distribute(make_model(), cluster.contexts[0], **settings)
     losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
     assert losses[-1] < losses[0]
     assert cluster.pushes == 5
@@ -459,14 +460,6 @@ def test_a_small_model_lies_on_all_servers():
     assert [server.num_buckets for server in described] == [4, 4, 4, 5]
 
 
-def test_train_on_batch_exchanges_too(cluster):
-    model = distribute(make_model(), cluster.contexts[0], consistency="sync")
-    for start in (0, 32):
-        model.train_on_batch(X[start : start + 32], Y[start : start + 32])
-    assert cluster.pushes == 2
-    assert equal(model, cluster.values())
-
-
 def test_combined_metrics_weigh_rows_and_leave_out_idle_workers():
     reports = [
         Report(30, {"loss": 1.0, "val_loss": 2.0}),
@@ -521,29 +514,21 @@ def test_callbacks_report_and_write_scalars(tmp_path):
     assert (epoch.epoch, epoch.steps, epoch.rows, epoch.feed) == (0, 10, 0, "")
 
 
-def test_every_worker_writes_the_curves_of_a_model_with_tables_of_its_own(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_model_with_tables_that_trains_alone_has_its_curves_and_asks_no_servers(
+    rank, tmp_path, caplog
+):
     with serving(num_workers=2, log_dir=str(tmp_path)) as cluster:
-        kept = callbacks(cluster.contexts[1])
-    layers = [tfos.keras.Embedding(2, combiner="sum"), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
-    model.compile("adam", "mse")
-    ids = np.arange(64, dtype=np.int64).reshape(32, 2)
-    model.fit(ids, np.ones((32, 1), np.float32), verbose=0, callbacks=kept)
-    assert "epoch_loss" in scalars_in(tmp_path / "worker-1" / "train")
-
-
-def test_a_model_with_tables_that_trains_alone_asks_no_servers(tmp_path, caplog):
-    with serving(num_workers=1, log_dir=str(tmp_path)) as cluster:
-        ctx = cluster.contexts[0]
+        ctx = cluster.contexts[rank]
     ctx.make_client = lambda: pytest.fail("servers are asked")  # a cluster without servers
     layers = [tfos.keras.Embedding(2, combiner="sum"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
     model.compile("adam", "mse")
     ids = np.arange(64, dtype=np.int64).reshape(32, 2)
     model.fit(ids, np.ones((32, 1), np.float32), verbose=0, callbacks=callbacks(ctx))
-    assert "epoch_loss" in scalars_in(tmp_path / "worker-0" / "train")
-    assert not [path.name for path in tmp_path.iterdir() if path.name != "worker-0"]
     assert caplog.text == ""
+    assert "epoch_loss" in scalars_in(tmp_path / f"worker-{rank}" / "train")
+    assert [path.name for path in tmp_path.iterdir()] == [f"worker-{rank}"]
 
 
 def scalars_in(directory: Path) -> dict[str, float]:

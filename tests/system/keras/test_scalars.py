@@ -49,12 +49,12 @@ def test_a_feed_without_rows_has_no_charts():
     channel = SimpleNamespace(feeds=lambda: feeds)
     recorder = _Recorder(SimpleNamespace(feed_channel=channel), trainer)
     found = dict(recorder._cluster_scalars([]))
-    assert {name.split("/")[2] for name in found if name.startswith("tfos/feed/")} == {"input"}
+    assert {name.split("/")[1] for name in found if name.startswith("feed/")} == {"input"}
     shares = {name: value for name, value in found.items() if "share_of" in name}
-    assert shares == {"tfos/chief/share_of_compute": 0.25, "tfos/chief/share_of_push": 0.75}
-    assert "tfos/chief/skipped_steps" not in found, "a chart of zeros"
+    assert shares == {"chief/share_of_compute": 0.25, "chief/share_of_push": 0.75}
+    assert "chief/skipped_steps" not in found, "a chart of zeros"
     trainer.skipped_steps = 2
-    assert dict(recorder._cluster_scalars([]))["tfos/chief/skipped_steps"] == 2.0
+    assert dict(recorder._cluster_scalars([]))["chief/skipped_steps"] == 2.0
 
 
 def test_points_tell_what_happened_since_the_last_one():
@@ -70,35 +70,35 @@ def test_points_tell_what_happened_since_the_last_one():
                            pushed=100, evicted=3, staleness=(3, 0, 0, 1)),),
     )  # fmt: skip
     found = dict(server_scalars(now, before))
-    assert found["tfos/push/mean_ms"] == pytest.approx(40.0)
-    assert found["tfos/lookup_batch/mean_ms"] == pytest.approx(80.0)
-    assert found["tfos/push/p99_ms_since_start"] == 4.0
-    assert found["tfos/apply/cores"] == pytest.approx(0.5)
-    assert found["tfos/updates/per_s"] == 25.0
-    assert found["tfos/traffic/in_mb_per_s"] == 100.0
-    assert found["tfos/staleness/mean"] == 0.5
-    assert found["tfos/table/rows/t"] == 9.0
-    assert found["tfos/table/evicted_rows/t"] == 3.0
-    assert "tfos/table/dropped_ids/t" not in found, "no rule of admission: a chart of zeros"
-    assert found["tfos/table/miss_ratio/t"] == pytest.approx(0.1)
-    assert found["tfos/table/unique_id_ratio/t"] == pytest.approx(0.5)
-    assert found["tfos/table/staleness_mean/t"] == 5.5, "of the one push since then"
-    assert found["tfos/table/staleness_p99/t"] == 5.5
+    assert found["push/mean_ms"] == pytest.approx(40.0)
+    assert found["lookup_batch/mean_ms"] == pytest.approx(80.0)
+    assert found["push/p99_ms_since_start"] == 4.0
+    assert found["apply/cores"] == pytest.approx(0.5)
+    assert found["updates/per_s"] == 25.0
+    assert found["traffic/in_mb_per_s"] == 100.0
+    assert found["staleness/mean"] == 0.5
+    assert found["table/rows/t"] == 9.0
+    assert found["table/evicted_rows/t"] == 3.0
+    assert "table/dropped_ids/t" not in found, "no rule of admission: a chart of zeros"
+    assert found["table/miss_ratio/t"] == pytest.approx(0.1)
+    assert found["table/unique_id_ratio/t"] == pytest.approx(0.5)
+    assert found["table/staleness_mean/t"] == 5.5, "of the one push since then"
+    assert found["table/staleness_p99/t"] == 5.5
 
 
 @pytest.mark.parametrize("before", [None, stats(500.0, 9000, 90.0)], ids=["first", "restarted"])
 def test_the_first_point_of_a_server_is_since_its_start(before: ServerStats | None):
     found = dict(server_scalars(stats(2.0, 100, 1.0), before))
-    assert found["tfos/push/mean_ms"] == pytest.approx(10.0)
-    assert found["tfos/updates/per_s"] == 50.0
+    assert found["push/mean_ms"] == pytest.approx(10.0)
+    assert found["updates/per_s"] == 50.0
 
 
 @pytest.mark.parametrize("filled", [{"restored_step": 9000}, {"resumed_step": 9000}])
 def test_the_first_point_of_a_resumed_run_has_no_updates_of_the_run_before(filled):
     first = stats(60.0, 9100, 1.0, **filled)
-    assert "tfos/updates/per_s" not in dict(server_scalars(first))
+    assert "updates/per_s" not in dict(server_scalars(first))
     later = stats(65.0, 9200, 2.0, **filled)
-    assert dict(server_scalars(later, first))["tfos/updates/per_s"] == 20.0
+    assert dict(server_scalars(later, first))["updates/per_s"] == 20.0
 
 
 def test_no_request_has_no_mean():
@@ -106,13 +106,13 @@ def test_no_request_has_no_mean():
     first, later = stats(60.0, 100, 1.0), stats(65.0, 100, 1.0)
     found = dict(server_scalars(later, first))
     assert not any(name.endswith("mean_ms") for name in found)
-    assert found["tfos/push/p99_ms_since_start"] == 4.0
+    assert found["push/p99_ms_since_start"] == 4.0
 
 
 def test_a_server_that_nobody_used_has_no_latencies():
     found = dict(server_scalars(ServerStats(0, "EMPTY", clock=0, uptime_s=0.0)))
-    assert not any(name.split("/")[1] in ("push", "pull", "apply", "staleness") for name in found)
-    assert found["tfos/updates/per_s"] == 0.0
+    assert not any(name.split("/")[0] in ("push", "pull", "apply", "staleness") for name in found)
+    assert found["updates/per_s"] == 0.0
 
 
 def test_a_fit_that_raised_leaves_no_thread_to_the_next_one():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -94,6 +96,34 @@ def test_a_program_that_hangs_is_ended_at_the_deadline(smi, tmp_path):
     with pytest.raises(GpuToolFailed, match=r"no answer in 0\.2 s"):
         gpus.look(0.2)
     assert time.monotonic() - began_s < 10.0
+
+
+def test_a_program_that_hangs_in_the_driver_and_outlives_sigkill_is_left(smi, monkeypatch):
+    """A broken GPU holds it in the kernel, and the node's start would wait with it."""
+    smi.be("#!/bin/sh\nexec /bin/sleep 30\n")
+    asked: list[subprocess.Popen[str]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: asked.append(process))
+    began_s = time.monotonic()
+    with pytest.raises(GpuToolFailed, match=r"no answer in 0\.2 s"):
+        gpus.look(0.2)
+    assert time.monotonic() - began_s < 15.0
+    (left,) = asked
+    os.kill(left.pid, signal.SIGKILL)
+    assert left.wait() == -signal.SIGKILL
+
+
+def test_an_interrupt_ends_the_program(smi, monkeypatch):
+    smi.be("#!/bin/sh\nexec /bin/sleep 30\n")
+    asked: list[subprocess.Popen[str]] = []
+
+    def interrupt(process, **_):
+        asked.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpus.look()
+    assert [each.returncode for each in asked] == [-signal.SIGKILL]
 
 
 def test_a_program_that_cannot_run_is_a_failure(tmp_path, monkeypatch):

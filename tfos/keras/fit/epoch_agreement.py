@@ -482,7 +482,7 @@ class AfterCallbacks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         self._trainer.is_between_epochs = False
         self._trainer.workers.leave()
         before = self._before
-        if self._has_run or before.is_stopped or before.data.is_trained(self.params["epochs"]):
+        if self._has_run or before.is_stopped or before.data.is_trained(before.epochs or 0):
             self._trainer.finalize()
         self._kept_rate.end()
         self._trainer.tell_changed()

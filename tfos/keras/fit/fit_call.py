@@ -178,6 +178,7 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         report = EpochReporter(trainer, before, arguments, number)
         before.last = [report, AfterCallbacks(trainer, kept_rate, before)]
         _follow_positions(trainer, dataset, arguments, joins=place is not None)
+        own = listed(arguments.get("callbacks"))
         given_on = _callbacks(model, arguments, before, ProgressReport(trainer.ctx))
         arguments["callbacks"] = before.given_on = given_on
         try:
@@ -185,6 +186,8 @@ def distributed_fit(model: Any, trainer: PSTrainer) -> Callable[..., Any]:
         finally:
             trainer.end_fit()
             report.close()
+            if isinstance(given_on, keras.callbacks.CallbackList):
+                given_on.callbacks = own  # the next fit may be given it, too
             if isinstance(dataset, BatchDataset):
                 dataset.leave_loop()  # Keras does not call anything if it aborts a loop
 

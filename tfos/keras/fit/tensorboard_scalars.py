@@ -42,7 +42,6 @@ JOIN_S = 10.0
 Logs = dict[str, Any] | None
 Scalars = Iterator[tuple[str, float]]
 
-_GROUP = "tfos/"
 _FEED_FIELDS = ("fed_rows", "trained_rows", "dropped_rows", "unread_bytes", "starved_s")
 
 
@@ -155,7 +154,7 @@ class _Recorder:
                 writer = self._writers[run] = tf.summary.create_file_writer(directory)
             with writer.as_default():
                 for name, value in values:
-                    tf.summary.scalar(name, value, step=step)
+                    tf.summary.scalar(f"tfos/{name}", value, step=step)
             writer.flush()
         except Exception:
             self.is_broken = True
@@ -167,10 +166,10 @@ class _Recorder:
             if not (feed.fed_rows or feed.trained_rows or feed.dropped_rows):
                 continue  # a feed without rows, such as validation's: its charts would be empty
             for field in _FEED_FIELDS:
-                yield f"{_GROUP}feed/{feed.feed}/{field}", float(getattr(feed, field))
+                yield f"feed/{feed.feed}/{field}", float(getattr(feed, field))
         trainer = self._trainer
         if trainer.skipped_steps:  # none is with on_nonfinite="error": a chart of zeros
-            yield f"{_GROUP}chief/skipped_steps", float(trainer.skipped_steps)
+            yield "chief/skipped_steps", float(trainer.skipped_steps)
         counts, self._counted = self._counted, trainer.id_counts
         for name, new in self._counted.items():
             yield from ids_per_batch(name, new, counts.get(name, IdCounts()))
@@ -181,7 +180,7 @@ class _Recorder:
             lately.pop("lookup_s", None)  # no tables
         if total_s := sum(lately.values()):
             for part, seconds in lately.items():
-                yield f"{_GROUP}chief/share_of_{part.removesuffix('_s')}", seconds / total_s
+                yield f"chief/share_of_{part.removesuffix('_s')}", seconds / total_s
 
 
 def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
@@ -193,11 +192,8 @@ def ids_per_batch(table: str, new: IdCounts, old: IdCounts) -> Scalars:
         old: the earlier ones.
     """
     if batches := new.batches - old.batches:
-        yield f"{_GROUP}chief/ids_per_batch/{table}", (new.ids - old.ids) / batches
-        yield (
-            f"{_GROUP}chief/distinct_ids_per_batch/{table}",
-            (new.distinct - old.distinct) / batches,
-        )
+        yield f"chief/ids_per_batch/{table}", (new.ids - old.ids) / batches
+        yield f"chief/distinct_ids_per_batch/{table}", (new.distinct - old.distinct) / batches
 
 
 def worker_rows(servers: Iterable[ServerStats]) -> Scalars:
@@ -211,8 +207,8 @@ def worker_rows(servers: Iterable[ServerStats]) -> Scalars:
         for each in stats.workers:
             rows[each.worker] = max(each.rows, rows.get(each.worker, 0))
     for worker in sorted(rows):
-        yield f"{_GROUP}rows/worker-{worker}", float(rows[worker])
-    yield f"{_GROUP}rows/all", float(sum(rows.values()))
+        yield f"rows/worker-{worker}", float(rows[worker])
+    yield "rows/all", float(sum(rows.values()))
 
 
 def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Scalars:
@@ -223,11 +219,6 @@ def server_scalars(stats: ServerStats, before: ServerStats | None = None) -> Sca
         before: earlier counters; rates and means cover the time since then. None, or counters from
             before a restart: they cover the time since the start.
     """
-    for name, value in _of_server(stats, before):
-        yield _GROUP + name, value
-
-
-def _of_server(stats: ServerStats, before: ServerStats | None) -> Scalars:
     old = stats.baseline(before)
     seconds = stats.uptime_s - old.uptime_s or 1.0
     for name in SHOWN_REQUESTS:

@@ -72,8 +72,8 @@ class TensorBoardChild:
         self._advertised_host = spec.executor.host
         try:
             directory = event_dir(spec.bundle.settings.tensorboard.log_dir, workspace)
-            host = _host(spec)
-            arguments = ("--logdir", directory, "--host", host, "--port", _port(env))
+            host, port = _host(spec), env.get("TENSORBOARD_PORT") or "0"
+            arguments = ("--logdir", directory, "--host", host, "--port", port)
             asked_for = spec.bundle.settings.tensorboard.names
             names = (host, self._advertised_host, *asked_for)
             private = {
@@ -154,10 +154,6 @@ def reachable_url(url: str, advertised_host: str) -> str:
     if endpoint.is_loopback(advertised_host):
         return url
     return re.sub(r"(?<=//)(0\.0\.0\.0|\[::\])(?=[:/])", endpoint.bracketed(advertised_host), url)
-
-
-def _port(env: Mapping[str, str]) -> str:
-    return env.get("TENSORBOARD_PORT") or "0"
 
 
 def event_dir(log_dir: str, workspace: Workspace) -> str:
