@@ -324,7 +324,9 @@ def held(name: str, value: Any, kind: pa.DataType) -> Any:
         found = pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         found = None
-    if found is None or (pa.types.is_integer(kind) and found != value):
+    is_cut = pa.types.is_integer(kind) and found != value
+    becomes_infinite = isinstance(found, float) and math.isinf(found) and found != value
+    if found is None or is_cut or becomes_infinite:
         raise FeedSettingsError(
             f"nulls={{{name!r}: {value!r}}}: the column is {kind}, which cannot hold that"
         )

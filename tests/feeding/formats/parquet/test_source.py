@@ -581,6 +581,13 @@ def test_a_fraction_is_not_cut_off_to_replace_a_null(tmp_path):
         read(path, nulls={"n": 1.5})
 
 
+def test_a_number_does_not_become_infinite_to_replace_a_null(tmp_path):
+    path = write(tmp_path / "f", pa.table({"f": pa.array([1, None], pa.float32())}))
+    assert read(path, nulls={"f": float("inf")}) == {"f": [1, float("inf")]}
+    with pytest.raises(FeedSettingsError, match=r"1e\+39}: the column is float, which cannot hold"):
+        read(path, nulls={"f": 1e39})
+
+
 FILTERS = [
     [("n", ">", 40)],
     [("n", ">=", 16), ("n", "<", 20)],
