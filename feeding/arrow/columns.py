@@ -12,6 +12,7 @@ lists of numbers and Spark's vectors a tensor or Ragged, lists of strings a Ragg
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -89,16 +90,32 @@ class StoredColumn:
         """Arrow type of the values, or of a list's items, after conversion to numbers."""
         if self.is_vector:
             return pa.float64()
-        kind = self.type.value_type if self.type.id in LISTS else self.type
-        return plain(pa.array([], kind)).type
+        return plain(pa.array([], self._stored_item)).type
 
     @property
     def first_day(self) -> str | None:
         """First day on which all calendars and time zones agree; None: it has no days."""
-        kind = self.type.value_type if self.type.id in LISTS else self.type
+        kind = self._stored_item
         if pa.types.is_date(kind):
             return "1582-10-15"
         return "1900-01-01" if pa.types.is_timestamp(kind) else None
+
+    def as_read(self, value: Any) -> Any:
+        """Return a date or datetime as the number that batches have for it; others as they are."""
+        kind = self._stored_item
+        is_day = type(value) is datetime.date and pa.types.is_date(kind)
+        is_time = isinstance(value, datetime.datetime) and pa.types.is_timestamp(kind)
+        if not is_day and not is_time:
+            return value
+        try:
+            return plain(pa.array([value], kind))[0].as_py()
+        except pa.ArrowException:  # as one after 2262 in nanoseconds
+            return value
+
+    @property
+    def _stored_item(self) -> pa.DataType:
+        """Arrow type of the values, or of a list's items, as the file has it."""
+        return self.type.value_type if self.type.id in LISTS else self.type
 
 
 def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
