@@ -102,14 +102,16 @@ class StoredColumn:
 
     def as_read(self, value: Any) -> Any:
         """Return a date or datetime as the number that batches have for it; others as they are."""
-        kind = self._stored_item
-        is_day = type(value) is datetime.date and pa.types.is_date(kind)
-        is_time = isinstance(value, datetime.datetime) and pa.types.is_timestamp(kind)
-        if not is_day and not is_time:
+        stored, kind = self._stored_item, None
+        if type(value) is datetime.date and pa.types.is_date(stored):
+            kind = pa.date32()
+        if isinstance(value, datetime.datetime) and pa.types.is_timestamp(stored):
+            kind = pa.timestamp("us")  # not the file's unit, which may be too coarse or end in 2262
+        if kind is None:
             return value
         try:
             return plain(pa.array([value], kind))[0].as_py()
-        except pa.ArrowException:  # as one after 2262 in nanoseconds
+        except ValueError:  # pandas' NaT
             return value
 
     @property

@@ -594,6 +594,9 @@ def test_a_date_or_a_datetime_replaces_a_null_as_in_a_feed(tmp_path):
     fills = {"d": day, "days": day, "ms": time, "utc": time.replace(tzinfo=zone)}
     found = {"d": [2], "days": [[2]], "ms": [1_000_000], "utc": [1_000_000 - 3_600_000_000]}
     assert read(path, nulls=fills) == found
+    exact = datetime.datetime(2500, 1, 1, microsecond=7, tzinfo=datetime.UTC)
+    expected = {**found, "ms": [int(exact.timestamp()) * 1_000_000 + 7]}
+    assert read(path, nulls={**fills, "ms": exact}) == expected
     for name, value in (("d", time), ("ms", day)):
         with pytest.raises(FeedSettingsError, match="which cannot hold that"):
             read(path, nulls={**fills, name: value})
