@@ -12,6 +12,7 @@ lists of numbers and Spark's vectors a tensor or Ragged, lists of strings a Ragg
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -89,16 +90,34 @@ class StoredColumn:
         """Arrow type of the values, or of a list's items, after conversion to numbers."""
         if self.is_vector:
             return pa.float64()
-        kind = self.type.value_type if self.type.id in LISTS else self.type
-        return plain(pa.array([], kind)).type
+        return plain(pa.array([], self._stored_item)).type
 
     @property
     def first_day(self) -> str | None:
         """First day on which all calendars and time zones agree; None: it has no days."""
-        kind = self.type.value_type if self.type.id in LISTS else self.type
+        kind = self._stored_item
         if pa.types.is_date(kind):
             return "1582-10-15"
         return "1900-01-01" if pa.types.is_timestamp(kind) else None
+
+    def as_read(self, value: Any) -> Any:
+        """Return a date or datetime as the number that batches have for it; others as they are."""
+        stored, kind = self._stored_item, None
+        if type(value) is datetime.date and pa.types.is_date(stored):
+            kind = pa.date32()
+        if isinstance(value, datetime.datetime) and pa.types.is_timestamp(stored):
+            kind = pa.timestamp("us")  # not the file's unit, which may be too coarse or end in 2262
+        if kind is None:
+            return value
+        try:
+            return plain(pa.array([value], kind))[0].as_py()
+        except ValueError:  # pandas' NaT
+            return value
+
+    @property
+    def _stored_item(self) -> pa.DataType:
+        """Arrow type of the values, or of a list's items, as the file has it."""
+        return self.type.value_type if self.type.id in LISTS else self.type
 
 
 def stored_columns(schema: pa.Schema, file: str) -> dict[str, StoredColumn]:
@@ -324,7 +343,9 @@ def held(name: str, value: Any, kind: pa.DataType) -> Any:
         found = pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         found = None
-    if found is None or (pa.types.is_integer(kind) and found != value):
+    is_cut = pa.types.is_integer(kind) and found != value
+    becomes_infinite = isinstance(found, float) and math.isinf(found) and found != value
+    if found is None or is_cut or becomes_infinite:
         raise FeedSettingsError(
             f"nulls={{{name!r}: {value!r}}}: the column is {kind}, which cannot hold that"
         )

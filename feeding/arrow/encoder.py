@@ -224,7 +224,7 @@ def _is_utf8(value: pa.Scalar) -> bool:
 
 
 def _no_fill(name: str, rows: Array | None, *, wants_list: bool) -> str:
-    value = "[..]" if wants_list and rows is None else "value"
+    value = "[..]" if wants_list else "value"
     # Estimators and predictions take no nulls=, so what every caller can do comes first.
     advice = "null; F.coalesce() replaces it, df.na.drop() drops rows"
     if rows is not None:

@@ -75,6 +75,8 @@ class ParquetRequest:
         value = self.nulls.get(column.name)
         if value is None:
             return None
+        if isinstance(column, StoredColumn):
+            value = column.as_read(value)
         return held(column.name, value, _held_type(column))
 
 

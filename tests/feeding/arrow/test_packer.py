@@ -305,6 +305,15 @@ def test_a_fill_that_is_no_decimal_of_the_items_is_refused_by_place(fill):
         chunks_of([batch], fills={"x": [fill]})
 
 
+def test_a_missing_inner_list_is_replaced_by_what_the_refusal_names():
+    batch = pa.record_batch({"x": pa.array([[[1, 2], None]])})
+    for fills in ({}, {"x": 7}):
+        with pytest.raises(RowError, match=r"null inside a list; .* nulls={'x': \[\.\.\]}"):
+            chunks_of([batch], fills=fills)
+    (chunk,) = chunks_of([batch], fills={"x": [7, 8]})
+    assert rows_of(chunk) == [([[1, 2], [7, 8]],)]
+
+
 def test_a_missing_struct_is_missing_in_each_field():
     kind = pa.struct([("a", pa.int64()), ("b", pa.string())])
     batch = pa.record_batch({"s": pa.array([{"a": 1, "b": "x"}, None], kind)})

@@ -581,6 +581,34 @@ def test_a_fraction_is_not_cut_off_to_replace_a_null(tmp_path):
         read(path, nulls={"n": 1.5})
 
 
+def test_a_date_or_a_datetime_replaces_a_null_as_in_a_feed(tmp_path):
+    day, time = datetime.date(1970, 1, 3), datetime.datetime(1970, 1, 1, 0, 0, 1)
+    columns = {
+        "d": pa.array([None], pa.date32()),
+        "days": pa.array([[None]], pa.list_(pa.date32())),
+        "ms": pa.array([None], pa.timestamp("ms")),
+        "utc": pa.array([None], pa.timestamp("us", "UTC")),
+    }
+    path = write(tmp_path / "f", pa.table(columns))
+    zone = datetime.timezone(datetime.timedelta(hours=1))
+    fills = {"d": day, "days": day, "ms": time, "utc": time.replace(tzinfo=zone)}
+    found = {"d": [2], "days": [[2]], "ms": [1_000_000], "utc": [1_000_000 - 3_600_000_000]}
+    assert read(path, nulls=fills) == found
+    exact = datetime.datetime(2500, 1, 1, microsecond=7, tzinfo=datetime.UTC)
+    expected = {**found, "ms": [int(exact.timestamp()) * 1_000_000 + 7]}
+    assert read(path, nulls={**fills, "ms": exact}) == expected
+    for name, value in (("d", time), ("ms", day)):
+        with pytest.raises(FeedSettingsError, match="which cannot hold that"):
+            read(path, nulls={**fills, name: value})
+
+
+def test_a_number_does_not_become_infinite_to_replace_a_null(tmp_path):
+    path = write(tmp_path / "f", pa.table({"f": pa.array([1, None], pa.float32())}))
+    assert read(path, nulls={"f": float("inf")}) == {"f": [1, float("inf")]}
+    with pytest.raises(FeedSettingsError, match=r"1e\+39}: the column is float, which cannot hold"):
+        read(path, nulls={"f": 1e39})
+
+
 FILTERS = [
     [("n", ">", 40)],
     [("n", ">=", 16), ("n", "<", 20)],
