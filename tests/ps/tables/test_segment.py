@@ -222,6 +222,21 @@ def test_a_load_into_a_full_table_drops_no_row_of_its_own_ids():
     assert sorted(made.dump(99, 99)[0].ids.tolist()) == sorted(ids)
 
 
+def test_loaded_rows_live_from_their_load_on():
+    """They get the version of older rows, which says when those were pushed."""
+    clock = Clock()
+    made = segment(clock, ttl_s=64.0)
+    push(made, [1])
+    clock.now_s += 60
+    made.load_new(np.array([5]), np.zeros((1, DIM), np.float32))
+    clock.now_s += 60
+    push(made, [7])
+    assert sorted(made.dump(99, 99)[0].ids.tolist()) == [1, 5, 7]
+    clock.now_s += 60
+    push(made, [7])
+    assert made.dump(99, 99)[0].ids.tolist() == [7]
+
+
 def test_rows_are_dropped_in_any_order():
     made = segment()
     push(made, range(10))
