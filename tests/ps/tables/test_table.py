@@ -9,7 +9,7 @@ from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.errors import TableFull
 from ps.manifest.initializer_spec import RandomNormal
-from ps.manifest.manifest import Adagrad, Hyper
+from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper
 from ps.tables import eviction
 from ps.tables.routing import Router
 from ps.tables.rows import Dropped, RowBatch
@@ -83,6 +83,16 @@ def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
     for made in (before, after):
         push(made, IDS[50:150], -2.0)
     assert np.array_equal(values(after, IDS), values(before, IDS))
+
+
+@pytest.mark.parametrize("rule", [SGD(), Adam()])
+def test_each_push_has_the_rate_and_the_step_of_its_own(rule):
+    made = shares(1, table(rule=rule, segments=1))
+    for rate in (0.1, 0.5, 0.5):
+        for share in made:
+            with share.segments[0].lock:
+                share.push(0, IDS[:1], ones(IDS[:1]), Hyper(rate))
+    np.testing.assert_allclose(values(made, IDS[:1]), -1.1, rtol=1e-5)
 
 
 def test_a_delta_holds_what_was_pushed_since():
