@@ -42,7 +42,6 @@ Array = np.ndarray[Any, Any]
 Update = Callable[[Array, Array, Array], None]
 """Applies gradients to rows of a slab: (slab, rows, gradients)."""
 
-_NONE: Array = np.empty(0, np.int64)
 EVICTED_SHARE = 16
 """A full segment evicts a 16th of its rows at once: finding the oldest costs a pass over all."""
 
@@ -195,8 +194,9 @@ class Segment:
     def load_new(self, ids: Array, rows: Array, elsewhere: Elsewhere | None = None) -> Pushed:
         """Create rows with these values and initial slots, admitted or not: all new ones or none.
 
-        An id that has a row keeps it. It is no step of the rule, so the version stays; the next
-        save writes the segment whole, and the time to live of all rows starts again.
+        An id that has a row keeps it, and the row becomes as recent as the last push. It is no step
+        of the rule, so the version stays; if it creates a row, the next save writes the segment
+        whole, and the time to live of all rows starts again.
 
         Args:
             ids: [n] int64, each id once.
@@ -210,12 +210,16 @@ class Segment:
             TableFull, NoRoom, IdError: as `push`.
         """
         places = np.empty(ids.size, np.int64)
-        if not self._index.find(self._ids.rows, ids, places):
-            return Pushed()
+        missing = self._index.find(self._ids.rows, ids, places)
         is_new = places < 0
-        new = ids[is_new]
+        new, known = ids[is_new], places[~is_new]
         self._refuse_repeated_missing(new)
-        start, stop, evicted = self._append_empty(new, elsewhere, ids[~is_new])
+        # As recent as the new rows: else those, or those of the load's next request, evict them.
+        self._keep(known)
+        self._versions.rows[known] = self.version
+        if not missing:
+            return Pushed()
+        start, stop, evicted = self._append_empty(new, elsewhere)
         self._slab.rows[start:stop, : self._spec.dim] = rows[is_new]
         self.num_loads += 1
         self.drops.forget()
@@ -323,14 +327,9 @@ class Segment:
         initialize(self._slab.rows, np.arange(start, stop), ids, self._recipe, self._key)
         return evicted
 
-    def _append_empty(
-        self, ids: Array, elsewhere: Elsewhere | None, kept: Array = _NONE
-    ) -> tuple[int, int, int]:
-        """Append rows with initial slots, without values; return first number, end, evictions.
-
-        The rows of `kept`, [n] int64, are not evicted for them; nor are those of this version.
-        """
-        evicted = self._take(ids.size, elsewhere, kept)
+    def _append_empty(self, ids: Array, elsewhere: Elsewhere | None) -> tuple[int, int, int]:
+        """Append rows with initial slots, without values; return first number, end, evictions."""
+        evicted = self._take(ids.size, elsewhere)
         start, stop = self._append(ids)
         self._versions.rows[start:stop] = self.version
         self._slab.rows[start:stop, self._spec.dim :] = self._slot_starts
@@ -352,13 +351,13 @@ class Segment:
         self.num_rows = stop
         return start, stop
 
-    def _take(self, num_rows: int, elsewhere: Elsewhere | None, kept: Array) -> int:
+    def _take(self, num_rows: int, elsewhere: Elsewhere | None) -> int:
         """Take `num_rows` rows from the quota, evicting others if the table may."""
         evicted = 0
         while lacking := self._quota.take(num_rows):
             if self._spec.when_full == "refuse":
                 raise self._quota.full(self._spec, num_rows)
-            oldest = self._oldest(lacking, kept)
+            oldest = self._oldest(lacking)
             if oldest.size >= lacking:  # else evicting all would not suffice, so evict none
                 evicted += self._evict(oldest)
             elif elsewhere is None:
@@ -369,14 +368,10 @@ class Segment:
                 raise self._quota.full(self._spec, num_rows)
         return evicted
 
-    def _oldest(self, num_rows: int, kept: Array) -> Array:
+    def _oldest(self, num_rows: int) -> Array:
         """Return the numbers of the least recently pushed rows, at least `num_rows` if possible."""
         versions = self._versions.rows[: self.num_rows]
-        is_other = versions < self.version
-        rows = np.empty(kept.size, np.int64)
-        self._index.find(self._ids.rows, kept, rows)
-        is_other[rows] = False
-        (others,) = np.nonzero(is_other)
+        (others,) = np.nonzero(versions < self.version)
         wanted = min(others.size, max(num_rows, self.num_rows // EVICTED_SHARE))
         if not wanted:
             return others

@@ -222,6 +222,16 @@ def test_a_load_into_a_full_table_drops_no_row_of_its_own_ids():
     assert sorted(made.dump(99, 99)[0].ids.tolist()) == sorted(ids)
 
 
+def test_no_request_of_a_load_drops_the_rows_that_an_earlier_one_named():
+    made = segment(max_rows=32, when_full="lru")
+    for number in range(32):
+        push(made, [number])
+    rows = np.full((4, DIM), 7, np.float32)
+    for ids in ([0, 1, 2, 3], [4, 5, 100, 101], [102, 103, 104, 105]):
+        made.load_new(np.array(ids), rows)
+    assert lookup(made, [*range(6), *range(100, 106)])[1] == 0
+
+
 def test_loaded_rows_live_from_their_load_on():
     """They get the version of older rows, which says when those were pushed."""
     clock = Clock()

@@ -106,6 +106,17 @@ def test_a_delta_holds_what_was_pushed_since():
     assert sorted(found.tolist()) == sorted(IDS[:40].tolist())
 
 
+def test_a_copy_has_the_rows_that_a_load_names_meanwhile():
+    (made,) = shares(1, table(segments=1))
+    push([made], IDS[:9])
+    (copy,) = copies(made)
+    copy.begin()
+    push([made], IDS[9:10])
+    assert made.load_new(0, IDS[:9], ones(IDS[:9])) == 0
+    (found,) = [batch for batch in copy.batches() if batch.ids.size]
+    assert sorted(found.ids.tolist()) == sorted(IDS[:9].tolist())
+
+
 def test_rows_that_do_not_fit_are_not_taken_over():
     (full,) = shares(1)
     push([full], IDS)
