@@ -199,8 +199,9 @@ class Segment:
     def load_new(self, ids: Array, rows: Array, elsewhere: Elsewhere | None = None) -> Pushed:
         """Create rows with these values and initial slots, admitted or not: all new ones or none.
 
-        An id that has a row keeps it. It is no step of the rule, so the version stays; the next
-        save writes the segment whole, and the time to live of all rows starts again.
+        An id that has a row keeps it, and the row becomes as recent as the last push. It is no step
+        of the rule, so the version stays; if it creates a row, the next save writes the segment
+        whole, and the time to live of all rows starts again.
 
         Args:
             ids: [n] int64, each id once.
@@ -214,11 +215,15 @@ class Segment:
             TableFull, NoRoom, IdError: as `push`.
         """
         places = np.empty(ids.size, np.int64)
-        if not self._index.find(self._ids.rows, ids, places):
-            return Pushed()
+        missing = self._index.find(self._ids.rows, ids, places)
         is_new = places < 0
-        new = ids[is_new]
+        new, known = ids[is_new], places[~is_new]
         self._refuse_repeated_missing(new)
+        # As recent as the new rows: else those, or those of the load's next request, evict them.
+        self._keep(known)
+        self._versions.rows[known] = self.version
+        if not missing:
+            return Pushed()
         start, stop, evicted = self._append_empty(new, elsewhere)
         self._slab.rows[start:stop, : self._spec.dim] = rows[is_new]
         self.num_loads += 1

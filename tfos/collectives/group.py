@@ -129,7 +129,7 @@ class RankGroup:
                 too many arrays.
             CollectiveError: a rank is lost, in another call, or late.
         """
-        _check_root(root, self.size)
+        root = _checked_root(root, self.size)
         text = f"broadcast from rank {root}"
         if self.rank == root:
             found = layout.taken_apart(value)
@@ -372,9 +372,12 @@ def _check_op(op: str) -> None:
         raise SettingsError(f"op must be one of {', '.join(_ADD)}, got {op!r}")
 
 
-def _check_root(root: object, size: int) -> None:
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
+def _checked_root(root: Any, size: int) -> int:
+    # numpy's, too: np.argmin over what an allgather has brought.
+    is_whole = isinstance(root, int | np.integer) and not isinstance(root, bool)
+    if not is_whole or not 0 <= root < size:
         raise SettingsError(f"root must be a rank from 0 to {size - 1}, got {root!r}")
+    return int(root)
 
 
 def _check_dtype(op: str, dtype: np.dtype[Any]) -> None:

@@ -30,6 +30,14 @@ def test_no_rows_of_a_column_are_dropped_where_only_some_parts_are_ragged():
         joined([(RAGGED,), (np.zeros((2, 2)),)])
 
 
+def test_texts_take_their_lengths():
+    texts = np.array([b"x" * 100, b"", b"y" * 50], object)
+    assert rows_within((texts,), 100) == (2, 100)
+    pairs = np.array([[b"x" * 60, b"x" * 40], [b"", b"y"]], object)
+    assert rows_within((pairs, np.zeros(2, np.int64)), 108) == (1, 108)
+    assert rows_within((pairs, np.zeros(2, np.int64)), 117) == (2, 117)
+
+
 def test_texts_in_lists_take_their_lengths():
     texts = np.array([b"x" * 100, b"", b"y" * 50, b"z" * 7], object)
     ragged = Ragged(texts, np.array([0, 2, 2, 4]))  # rows of 100, 0 and 57 bytes

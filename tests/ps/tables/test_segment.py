@@ -206,6 +206,54 @@ def test_admission_by_probability_is_met_on_average():
     assert counts == pytest.approx([1 - 0.75, 1 - 0.75**2, 1 - 0.75**3], abs=0.03)
 
 
+def test_a_load_into_a_full_table_drops_no_row_of_its_own_ids():
+    """The oldest rows would go for the load's new ones, and be neither kept nor loaded."""
+    made = segment(max_rows=32, when_full="lru")
+    for number in range(32):
+        push(made, [number])
+    loaded = np.full((4, DIM), 7, np.float32)
+    assert made.load_new(np.array([0, 100, 1, 101]), loaded).added == 2
+    ids = made.dump(99, 99)[0].ids.tolist()
+    assert {0, 1, 100, 101} <= set(ids)
+    assert {2, 3}.isdisjoint(ids)
+    assert lookup(made, [0, 100])[0].tolist() == [[1] * DIM, [7] * DIM]
+    with pytest.raises(NoRoom):
+        made.load_new(np.array([*ids, 200]), np.zeros((len(ids) + 1, DIM), np.float32))
+    assert sorted(made.dump(99, 99)[0].ids.tolist()) == sorted(ids)
+
+
+def test_no_request_of_a_load_drops_the_rows_that_an_earlier_one_named():
+    made = segment(max_rows=32, when_full="lru")
+    for number in range(32):
+        push(made, [number])
+    rows = np.full((4, DIM), 7, np.float32)
+    for ids in ([0, 1, 2, 3], [4, 5, 100, 101], [102, 103, 104, 105]):
+        made.load_new(np.array(ids), rows)
+    assert lookup(made, [*range(6), *range(100, 106)])[1] == 0
+
+
+def test_loaded_rows_live_from_their_load_on():
+    """They get the version of older rows, which says when those were pushed."""
+    clock = Clock()
+    made = segment(clock, ttl_s=64.0)
+    push(made, [1])
+    clock.now_s += 60
+    made.load_new(np.array([5]), np.zeros((1, DIM), np.float32))
+    clock.now_s += 60
+    push(made, [7])
+    assert sorted(made.dump(99, 99)[0].ids.tolist()) == [1, 5, 7]
+    clock.now_s += 60
+    push(made, [7])
+    assert made.dump(99, 99)[0].ids.tolist() == [7]
+
+
+def test_rows_are_dropped_in_any_order():
+    made = segment()
+    push(made, range(10))
+    assert made.drop(np.array([9, 0, 77, 4])) == 3
+    assert sorted(made.dump(99, 99)[0].ids.tolist()) == [1, 2, 3, 5, 6, 7, 8]
+
+
 def test_dump_and_load_carry_rows_over_and_deltas_hold_what_changed():
     made, other = segment(), segment()
     push(made, range(100))

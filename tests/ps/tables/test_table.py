@@ -9,7 +9,7 @@ from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import SegmentSnapshot
 from ps.errors import TableFull
 from ps.manifest.initializer_spec import RandomNormal
-from ps.manifest.manifest import Adagrad, Hyper
+from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper
 from ps.tables import eviction
 from ps.tables.routing import Router
 from ps.tables.rows import Dropped, RowBatch
@@ -85,6 +85,16 @@ def test_rows_move_to_any_number_of_servers_and_train_on_in_the_same_bits(
     assert np.array_equal(values(after, IDS), values(before, IDS))
 
 
+@pytest.mark.parametrize("rule", [SGD(), Adam()])
+def test_each_push_has_the_rate_and_the_step_of_its_own(rule):
+    made = shares(1, table(rule=rule, segments=1))
+    for rate in (0.1, 0.5, 0.5):
+        for share in made:
+            with share.segments[0].lock:
+                share.push(0, IDS[:1], ones(IDS[:1]), Hyper(rate))
+    np.testing.assert_allclose(values(made, IDS[:1]), -1.1, rtol=1e-5)
+
+
 def test_a_delta_holds_what_was_pushed_since():
     (made,) = shares(1)
     push([made], IDS)
@@ -94,6 +104,17 @@ def test_a_delta_holds_what_was_pushed_since():
     takes = {at: copy.take for at, copy in enumerate(base)}
     found = np.concatenate([batch.ids for batch in rows_of(made, takes)])
     assert sorted(found.tolist()) == sorted(IDS[:40].tolist())
+
+
+def test_a_copy_has_the_rows_that_a_load_names_meanwhile():
+    (made,) = shares(1, table(segments=1))
+    push([made], IDS[:9])
+    (copy,) = copies(made)
+    copy.begin()
+    push([made], IDS[9:10])
+    assert made.load_new(0, IDS[:9], ones(IDS[:9])) == 0
+    (found,) = [batch for batch in copy.batches() if batch.ids.size]
+    assert sorted(found.ids.tolist()) == sorted(IDS[:9].tolist())
 
 
 def test_rows_that_do_not_fit_are_not_taken_over():

@@ -135,6 +135,14 @@ def test_a_broadcast_brings_the_roots_value_to_all(start, count):
         assert (each[1], each[1].shape, each[1].dtype) == (5, (), np.dtype("i4"))
 
 
+def test_the_rank_that_numpy_finds_best_is_a_root(start):
+    def call(group: RankGroup) -> int:
+        best: Any = np.argmin(group.allgather(1.0 / (1 + group.rank)))
+        return int(group.broadcast(group.rank, root=best))
+
+    assert start(3).run(call) == [2, 2, 2]
+
+
 def test_what_ranks_bring_may_differ_in_shape_and_is_gathered_in_rank_order(start):
     found = start(3).run(lambda group: group.allgather((np.arange(group.rank), True)))
     for each in found:
@@ -339,6 +347,9 @@ class Model:
         (lambda g: g.allreduce(True, "sum"), "booleans"),
         (lambda g: g.allreduce(1j, "max"), "no order"),
         (lambda g: g.broadcast(1, root=2), "rank from 0 to 0, got 2"),
+        (lambda g: g.broadcast(1, root=np.int64(-1)), r"rank from 0 to 0, got np\.int64\(-1\)"),
+        (lambda g: g.broadcast(1, root=False), "rank from 0 to 0, got False"),
+        (lambda g: g.broadcast(1, root=0.0), "rank from 0 to 0, got 0.0"),
         (lambda g: g.allgather({1: 2}), r"must be text, got \[1\]"),
     ],
 )

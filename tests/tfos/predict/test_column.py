@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, LongType, StructType, TimestampNTZType,
 
 from tests.support.exports import write_export
 from tests.support.fake_spark import FakeSpark
-from tfos.errors import ExportError, SettingsError
+from tfos.errors import ExportError, SettingsError, UnsupportedError
 from tfos.predict import column
 from tfos.predict.column import (
     PredictColumn,
@@ -64,6 +64,12 @@ def test_a_task_tells_names_and_types_in_order_and_takes_all_it_is_sent(monkeypa
     assert found == signature
     assert list(found.inputs) == ["z", "a"]
     assert session.left is None
+
+
+def test_an_older_spark_is_told_before_the_model_is_read(monkeypatch):
+    monkeypatch.setattr(column, "arrow_udf", lambda: None)
+    with pytest.raises(UnsupportedError, match=r"Spark 4\.1, .*inference\(df, model=path\).* work"):
+        predict_column("/no/model")
 
 
 def test_why_there_is_no_model_is_the_error(monkeypatch):
