@@ -350,6 +350,10 @@ def test_an_unbound_layer_gives_the_vector_of_unseen_ids():
             "seed=1, but RandomNormal has seed=2; give one of them",
         ),
         (
+            {"seed": 1, "initializer": {"class_name": "RandomNormal", "config": {"seed": 2}}},
+            "seed=1, but RandomNormal has seed=2; give one of them",
+        ),
+        (
             {"initializer": keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(2))},
             "seed=.*SeedGenerator.* must be an integer",
         ),

@@ -221,10 +221,11 @@ def seed_given(seed: Any, initializer: Any) -> Any:
         return seed
     if isinstance(initializer, Mapping) and "initializer" in initializer:  # as of a config
         return seed
-    found = keras.initializers.get(initializer).get_config().get("seed")
+    of_keras = keras.initializers.get(initializer)
+    found = of_keras.get_config().get("seed")  # as given: None for the one that Keras has drawn
     if None not in (seed, found) and seed != found:
         raise SettingsError(
-            f"seed={seed!r}, but {type(initializer).__name__} has seed={found!r}; give one of them"
+            f"seed={seed!r}, but {type(of_keras).__name__} has seed={found!r}; give one of them"
         )
     return found if seed is None else seed
 

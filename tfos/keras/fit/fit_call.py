@@ -365,7 +365,7 @@ def _check_with_tables(callback: Any, model: Any) -> None:
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         raise SettingsError(
             "BackupAndRestore would save the rows of the model's tables, but no later fit could "
-            "restore them: its table is there before the callback begins. On a cluster use "
+            "restore them: its tables are there before the callback begins. On a cluster use "
             "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)). In "
             "one process use ModelCheckpoint('last.keras'), and go on with "
             "tfos.keras.load_model('last.keras') and fit(initial_epoch=...)"
