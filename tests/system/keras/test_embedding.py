@@ -926,6 +926,31 @@ def test_a_checkpoint_callback_whose_file_holds_no_rows_is_refused_before_the_fi
     model.fit(x, y, verbose=0, callbacks=[save])
 
 
+@pytest.mark.parametrize("is_distributed", [True, False])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (keras.callbacks.BackupAndRestore, r"no later fit could restore .*last\.keras"),
+        (
+            lambda path: keras.callbacks.TensorBoard(path, histogram_freq=1, write_images=True),
+            "0 rows, .*drop write_images",
+        ),
+    ],
+)
+def test_callbacks_that_cannot_restore_or_draw_rows_are_refused(
+    tmp_path, is_distributed, make, text
+):
+    x, y = data(64)
+    with serving() as cluster:
+        model = make_model(Embedding(DIM, table="user"), keras.optimizers.SGD(0.1))
+        if is_distributed:
+            distribute(model, cluster.contexts[0])
+        with pytest.raises(SettingsError, match=text):
+            model.fit(x, y, verbose=0, callbacks=[make(tmp_path / "files")])
+        histograms = keras.callbacks.TensorBoard(tmp_path / "files", histogram_freq=1)
+        model.fit(x, y, verbose=0, callbacks=[histograms])
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_an_embedding_that_keras_does_not_find_is_refused_by_name(eagerly):
     x, y = data(BATCH)

@@ -345,6 +345,18 @@ def test_an_unbound_layer_gives_the_vector_of_unseen_ids():
         ({"initializer": "nothing"}, "initializer='nothing'"),
         ({"rule": 5}, "rule=5 is not a rule of ps.rules"),
         ({"seed": -1}, "seed must be in 0"),
+        (
+            {"seed": 1, "initializer": keras.initializers.RandomNormal(seed=2)},
+            "seed=1, but RandomNormal has seed=2; give one of them",
+        ),
+        (
+            {"seed": 1, "initializer": {"class_name": "RandomNormal", "config": {"seed": 2}}},
+            "seed=1, but RandomNormal has seed=2; give one of them",
+        ),
+        (
+            {"initializer": keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(2))},
+            "seed=.*SeedGenerator.* must be an integer",
+        ),
         ({"when_full": "lru"}, "needs a limit; set max_rows or max_bytes"),
         ({"when_full": "LRU"}, "when_full must be 'refuse' or 'lru', got 'LRU'"),
         ({"id_kind": "uint32"}, "id_kind must be 'int64' or 'uint64', got 'uint32'"),
@@ -394,6 +406,16 @@ def test_tables_without_a_seed_begin_with_vectors_of_their_own():
     layers = [Embedding(DIM, table=name) for name in ("a", "b")]
     specs = table_specs(layers, keras.optimizers.Adam())
     assert specs[0].row_seed != specs[1].row_seed
+
+
+def test_a_table_has_the_seed_of_its_keras_initializer():
+    uniform = keras.initializers.RandomUniform
+    given = [Embedding(DIM, table="a", initializer=uniform(seed=each)) for each in (1, 2, None)]
+    assert [each.settings.seed for each in given] == [1, 2, None]
+    again = Embedding.from_config(given[0].get_config())
+    assert again.settings == given[0].settings
+    assert Embedding(DIM, initializer=uniform(seed=2), seed=2).settings.seed == 2
+    assert Embedding(DIM, initializer="normal", seed=2).settings.seed == 2
 
 
 def test_the_config_is_json_and_makes_the_same_layer():

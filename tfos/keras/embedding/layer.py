@@ -34,6 +34,7 @@ from tfos.keras.embedding.table_settings import (
     initializer_given,
     refuse_arguments_of_keras,
     rule_given,
+    seed_given,
     unseen_given,
 )
 
@@ -67,8 +68,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             the root of the sum of their squares).
         initializer: first values of a row: "uniform" (±0.05), a Keras initializer that needs no
             number of rows, or one of `ps.initializers`.
-        seed: seed of the initializer. None: the table's own, made from its name. Tables with equal
-            seeds begin with the same vectors for the same ids.
+        seed: seed of the initializer. None: that of a Keras initializer, else the table's own, made
+            from its name. Tables with equal seeds begin with the same vectors for the same ids.
         pad_id: an id that stands for nothing: its vector is zeros, and combiners leave it out.
         mask_zero: pad_id=0, and later layers get the mask `ids != 0`.
         unseen: the vector of an id without a row, in evaluation, inference and exports: a number
@@ -149,7 +150,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
             learning_rate_multiplier=float(learning_rate_multiplier),
             row_steps=row_steps,
             initializer=initializer_given(initializer),
-            seed=seed,
+            seed=seed_given(seed, initializer),
             id_kind=id_kind,
             max_id=max_id,
             max_rows=max_rows,

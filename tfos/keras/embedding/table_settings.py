@@ -207,6 +207,29 @@ def initializer_given(initializer: Any) -> Initializer:
     return _of_keras(found)
 
 
+def seed_given(seed: Any, initializer: Any) -> Any:
+    """Return the seed of a table: its own, or else that of a Keras initializer.
+
+    Args:
+        seed: of the table; None: not given.
+        initializer: as `initializer_given` takes it.
+
+    Raises:
+        SettingsError: both are given, and differ.
+    """
+    if initializer is None or isinstance(initializer, Initializer):
+        return seed
+    if isinstance(initializer, Mapping) and "initializer" in initializer:  # as of a config
+        return seed
+    of_keras = keras.initializers.get(initializer)
+    found = of_keras.get_config().get("seed")  # as given: None for the one that Keras has drawn
+    if None not in (seed, found) and seed != found:
+        raise SettingsError(
+            f"seed={seed!r}, but {type(of_keras).__name__} has seed={found!r}; give one of them"
+        )
+    return found if seed is None else seed
+
+
 def unseen_given(unseen: float | Sequence[float], dim: int) -> tuple[float, ...]:
     """Return the vector of an id without a row: empty for zeros, else `dim` numbers.
 

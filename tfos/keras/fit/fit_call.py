@@ -346,7 +346,7 @@ def _check_steps(arguments: dict[str, Any], trainer: PSTrainer) -> None:
 
 
 def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
-    """Refuse a callback that would bring back dense weights, or save them, without the rows."""
+    """Refuse a callback that would set back one worker alone, or dense weights without the rows."""
     for callback in listed(arguments.get("callbacks")):
         if isinstance(callback, keras.callbacks.BackupAndRestore) and trainer.ctx.num_workers > 1:
             raise SettingsError(
@@ -355,15 +355,33 @@ def _check_callbacks(arguments: dict[str, Any], trainer: PSTrainer) -> None:
                 "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)), "
                 "which saves the servers' parameters and goes on with them"
             )
-        restores = isinstance(callback, keras.callbacks.EarlyStopping)
-        if restores and callback.restore_best_weights and trainer.has_tables:
-            raise SettingsError(
-                f"EarlyStopping(restore_best_weights=True) {SPLITS_AN_EPOCH}; drop "
-                "restore_best_weights"
-            )
-        saves = isinstance(callback, keras.callbacks.ModelCheckpoint)
-        if saves and not callback.save_weights_only and callback.filepath.endswith(".h5"):
-            refuse_tables(trainer.model, callback.filepath)
+        if trainer.has_tables:
+            _check_with_tables(callback, trainer.model)
+
+
+def _check_with_tables(callback: Any, model: Any) -> None:
+    """Refuse a callback that would bring back, save or draw dense weights without the rows."""
+    if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
+        raise SettingsError(
+            f"EarlyStopping(restore_best_weights=True) {SPLITS_AN_EPOCH}; drop restore_best_weights"
+        )
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise SettingsError(
+            "BackupAndRestore would save the rows of the model's tables, but no later fit could "
+            "restore them: its tables are there before the callback begins. On a cluster use "
+            "ClusterConfig(checkpoints=Checkpoints(directory=..., every_s=60, resume=True)). In "
+            "one process use ModelCheckpoint('last.keras'), and go on with "
+            "tfos.keras.load_model('last.keras') and fit(initial_epoch=...)"
+        )
+    draws = isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq
+    if draws and callback.write_images:
+        raise SettingsError(
+            "TensorBoard(write_images=True): the weight of a tfos.keras.Embedding has 0 rows, and "
+            "TensorFlow ends the process where it draws it; drop write_images"
+        )
+    saves = isinstance(callback, keras.callbacks.ModelCheckpoint)
+    if saves and not callback.save_weights_only and callback.filepath.endswith(".h5"):
+        refuse_tables(model, callback.filepath)
 
 
 def _check_first_epoch(dataset: BatchDataset, arguments: dict[str, Any]) -> None:
