@@ -96,15 +96,6 @@ def test_a_delta_holds_what_was_pushed_since():
     assert sorted(found.tolist()) == sorted(IDS[:40].tolist())
 
 
-def test_rows_that_do_not_fit_are_not_taken_over():
-    (full,) = shares(1)
-    push([full], IDS)
-    (small,) = shares(1, table(rule=Adagrad(), max_rows=100))
-    batches = rows_of(full)
-    with pytest.raises(TableFull, match=r"at least 1006 rows for ps:0, .* at most 100 .*=100\)"):
-        small.load(batches[0])
-
-
 @pytest.mark.parametrize("is_delta", [False, True])
 def test_a_copy_is_of_one_moment_while_rows_change_come_and_go(
     is_delta: bool, monkeypatch: pytest.MonkeyPatch
