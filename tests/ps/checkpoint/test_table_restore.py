@@ -22,7 +22,6 @@ from ps.checkpoint.inspect import table_arrays
 from ps.checkpoint.reader import open_chain
 from ps.checkpoint.tables.restore import restore_tables
 from ps.config import ServerSettings
-from ps.errors import TableFull
 from ps.manifest.manifest import Adagrad, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.tables import table as table_module

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import read_manifest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.client.saving.saver import SaveOptions
 from ps.errors import ManifestMismatch, StaleGeneration, TableFull
 from ps.manifest.manifest import Adagrad, Hyper
 from ps.manifest.table_spec import Admission
@@ -97,6 +100,44 @@ def test_rows_above_a_lowered_limit_stay_or_go_with_the_next_push():
                 push(client, IDS[300:301])
                 assert num_rows(client) <= 150
                 assert (client.tables.lookup({"user": IDS[200:301]})["user"] != 0).all()
+
+
+@pytest.mark.parametrize("num_frozen", [0, 400])
+def test_a_delta_adds_to_a_save_of_other_limits(tmp_path, num_frozen):
+    before, now = user(max_rows=100), user(max_rows=300)
+    if num_frozen:
+        before, now = with_frozen(before, num_frozen), with_frozen(now, num_frozen)
+    options = SaveOptions(full_every=10)
+    with cluster() as bed:
+        (chief,) = bed.workers(before, filled(before) | frozen_arrays(before, 1))
+        push(chief, IDS[:100])
+        saver = bed.client(role=Role.DRIVER)
+        assert saver.attach() == before
+        saver.save(tmp_path, None, options=options)
+        chief.seed(now, filled(now) | frozen_arrays(now, 1))
+        saver.save(tmp_path, None, options=options)
+        push(chief, IDS[100:300])
+        saver.save(tmp_path, None, options=options)
+    steps = sorted(steps_on_disk(storage_at(tmp_path)))
+    assert [read_manifest(tmp_path, step).is_delta for step in steps] == [False, True, True]
+    with cluster() as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        assert client.attach() == now
+        assert num_rows(client) == 300
+
+
+def test_of_all_segments_the_oldest_rows_above_a_lowered_limit_go():
+    manifest = with_tables(table(rule=Adagrad(), segments=4))
+    lower = with_tables(table(rule=Adagrad(), segments=4, max_rows=350, when_full="lru"))
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for ids in np.split(IDS, 2):
+            push(client, ids)
+        seed(client, lower)
+        push(client, IDS[-1:] + 1)
+        assert 320 < num_rows(client) <= 350
+        assert (client.tables.lookup({"user": IDS[200:]})["user"] != 0).all()
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])

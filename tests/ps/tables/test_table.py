@@ -7,7 +7,6 @@ import pytest
 
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import SegmentSnapshot
-from ps.errors import TableFull
 from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import Adagrad, Hyper
 from ps.tables import eviction
