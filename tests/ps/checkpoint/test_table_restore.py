@@ -241,8 +241,8 @@ def test_a_lowered_limit_keeps_what_was_pushed_last(
     assert "table 'user': ps:0 restores 50 rows" in caplog.text
     caplog.clear()
     for max_rows in (50, 100):  # the server refuses new ids, it loses none
-        share = restored(tmp_path, table(rule=Adagrad(), segments=3, max_rows=max_rows), 1)
-        assert len(rows_of(*share)) == 100
+        kept_all = restored(tmp_path, table(rule=Adagrad(), segments=3, max_rows=max_rows), 1)
+        assert len(rows_of(*kept_all)) == 100
     assert not caplog.text
 
 

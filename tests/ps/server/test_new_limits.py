@@ -182,7 +182,7 @@ def test_frozen_weights_after_new_limits_are_a_change(tmp_path):
 def test_a_longer_time_to_live_has_as_few_marks_as_a_save_has_room_for():
     now_s, version, ttl_s = [0.0], 0, 64.0
     clock = TtlClock(ttl_s, lambda: now_s[0])
-    born_s = []
+    born_s: list[float] = []
     for later in (1.0, 1.5, 2.0, 100.0):
         ttl_s *= later
         clock.set_ttl(ttl_s)
