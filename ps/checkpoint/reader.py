@@ -178,7 +178,7 @@ def load_chain(storage: Storage, step: int, seen: SeenSteps | None = None) -> li
                 f"step {above.step} needs save {above.base_save_id} of step {base}, found is "
                 f"save {below.save_id}"
             )
-        if below.manifest != above.manifest:
+        if below.manifest.with_limits_of(above.manifest) != above.manifest:
             raise CheckpointError(f"step {above.step} and its base {base} are of different models")
         chain.append(below)
     return chain

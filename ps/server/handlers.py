@@ -322,9 +322,12 @@ class Service:
 
     def _new_frozen(self, manifest: Manifest) -> FrozenValues:
         """Make frozen values that take the place of those of the shard."""
-        settings = self.settings
+        settings, dense = self.settings, self.life.loaded().dense
         return FrozenValues(
-            manifest, rank=settings.rank, num_servers=settings.num_servers, num_changes=1
+            manifest.with_limits_of(dense.manifest),  # a seed's limits come with _take_limits
+            rank=settings.rank,
+            num_servers=settings.num_servers,
+            num_changes=dense.frozen.num_changes + 1,
         )
 
     def _new_tables(

@@ -342,7 +342,6 @@ def restore_into(
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
-        TableFull: a table has more rows than this server may hold.
     """
     restore_shard(chain, dense, reset_optimizer=reset_optimizer)
     is_same = restore_tables(chain, tables, reset_optimizer=reset_optimizer)

@@ -74,6 +74,18 @@ class TtlClock:
         had_none, self._ttl_s = self._ttl_s is None, ttl_s
         if had_none or ttl_s is None:
             self.restart()
+            return
+        # A longer time has a coarser grain: marks within one become the last of them, so that a
+        # save has room for all.
+        merged: deque[tuple[float, int]] = deque()
+        start_s = 0.0
+        for mark_s, version in self._marks:
+            if merged and mark_s - start_s < ttl_s / MARKS:
+                merged[-1] = (mark_s, merged[-1][1])
+            else:
+                start_s = mark_s
+                merged.append((mark_s, version))
+        self._marks = merged
 
     def restart(self) -> None:
         """Restart the time to live of all existing versions."""

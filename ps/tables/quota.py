@@ -120,13 +120,3 @@ class Quota:
             f"one segment{rest}. A run that resumes takes the limits that its program has then",
             {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
         )
-
-    def outgrown(self, spec: TableSpec) -> TableFull:
-        """Return the error for a checkpoint with more rows than the limit."""
-        return TableFull(
-            f"table {spec.name!r}: the checkpoint has at least {self._used} rows for "
-            f"{self._server}, which holds at most {self.limit} (its share of {self._why}). "
-            "Restore into as many servers as saved it, raise the limit, or set when_full='lru' to "
-            "leave out the rows that were pushed least recently",
-            {"table": spec.name, "rows": str(self._used), "limit": str(self.limit)},
-        )

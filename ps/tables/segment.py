@@ -363,7 +363,8 @@ class Segment:
             if self._spec.when_full == "refuse":
                 raise self._quota.full(self._spec, num_rows)
             oldest = self._oldest(lacking)
-            if oldest.size >= lacking:  # else evicting all would not suffice, so evict none
+            # Rows above a lowered limit go from all segments. If all here do not suffice, none go.
+            if oldest.size >= lacking and not self._quota.excess:
                 evicted += self._evict(oldest)
             elif elsewhere is None:
                 raise NoRoom

@@ -292,9 +292,6 @@ class Table:
 
         Any number of servers may have dumped the batch. Of a repeated id the first row counts. The
         table may exceed its limit afterwards: call `fit` at the end.
-
-        Raises:
-            TableFull: they do not fit, and the table does not evict.
         """
         for segment, own in self._own(batch.ids):
             is_all = own.size == batch.ids.size  # as in every piece that one server saved
@@ -305,17 +302,14 @@ class Table:
             self.fit()
 
     def fit(self) -> None:
-        """Evict the oldest rows above the limit, in all segments.
+        """Evict the oldest rows above the limit, in all segments; a table that refuses keeps them.
 
-        Raises:
-            TableFull: there are too many rows, and the table does not evict.
+        It may have been saved so, after its limit was lowered.
         """
         excess = self._quota.excess
-        if not excess:
+        if not excess or self.spec.when_full == "refuse":
             return
         self.has_left_out = True
-        if self.spec.when_full == "refuse":
-            raise self._quota.outgrown(self.spec)
         with self.locked():
             self._drop_oldest(excess)
 

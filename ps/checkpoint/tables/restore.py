@@ -65,7 +65,6 @@ def restore_tables(
 
     Raises:
         CheckpointError: a file is damaged.
-        TableFull: this server's share cannot hold its rows.
     """
     asked = [len(table.segments) for table in tables]
     is_same = chain.is_own and (

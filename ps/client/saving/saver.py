@@ -285,7 +285,8 @@ class Saver:
         base = place.base
         if base is None or place.num_deltas + 1 >= options.full_every:
             return None
-        if manifest.frozen_groups and manifest != place.manifest:
+        saved = place.manifest
+        if manifest.frozen_groups and (saved is None or manifest.with_limits_of(saved) != saved):
             return None  # they came after that save
         return base if step is None or step > base.step else None
 

@@ -22,7 +22,6 @@ from ps.checkpoint.inspect import table_arrays
 from ps.checkpoint.reader import open_chain
 from ps.checkpoint.tables.restore import restore_tables
 from ps.config import ServerSettings
-from ps.errors import TableFull
 from ps.manifest.manifest import Adagrad, TableSpec
 from ps.manifest.table_spec import Admission
 from ps.tables import table as table_module
@@ -73,14 +72,12 @@ def segments_of(tables: list[Table]) -> list[tuple[int, bytes]]:
     ]
 
 
-def expected(saved: dict[int, Row], share: Table) -> dict[int, Row] | None:
-    """What a server has to take over; None: nothing, it has to refuse."""
+def expected(saved: dict[int, Row], share: Table) -> dict[int, Row]:
+    """What a server has to take over."""
     is_own = share.is_own(np.array(list(saved), np.int64))
     own = [number for number, mine in zip(saved, is_own.tolist(), strict=True) if mine]
     limit = share.stats().max_rows
-    if limit is not None and len(own) > limit:
-        if share.spec.when_full == "refuse":
-            return None
+    if limit is not None and len(own) > limit and share.spec.when_full == "lru":
         own = sorted(own, key=lambda number: (-saved[number].version, number))[:limit]
     return {number: saved[number] for number in own}
 
@@ -141,10 +138,6 @@ def test_what_was_saved_is_restored(given_spec, saves, servers, changes, reset: 
             share = Table(asked, rank=rank, num_servers=num_restored)
             wanted = expected(saved, share)
             chain = open_chain(root, read_manifest(root), place)
-            if wanted is None:
-                with pytest.raises(TableFull, match=rf"holds at most {share.stats().max_rows} \("):
-                    restore_tables(chain, [share])
-                continue
             restore_tables(chain, [share], reset_optimizer=reset)
             found = rows_of(share)
             if not reset:
@@ -246,12 +239,10 @@ def test_a_lowered_limit_keeps_what_was_pushed_last(
     kept = {*range(30), *range(40, 60)}  # of the rest, all of one age, those with small ids
     assert rows_of(share).keys() == kept
     assert "table 'user': ps:0 restores 50 rows" in caplog.text
-    few = table(rule=Adagrad(), segments=3, max_rows=50)
-    with pytest.raises(TableFull, match=r"for ps:0, which holds at most 50 \(its .* raise the lim"):
-        restored(tmp_path, few, 1)
-    enough = table(rule=Adagrad(), segments=3, max_rows=100)
     caplog.clear()
-    assert len(rows_of(*restored(tmp_path, enough, 1))) == 100
+    for max_rows in (50, 100):  # the server refuses new ids, it loses none
+        kept_all = restored(tmp_path, table(rule=Adagrad(), segments=3, max_rows=max_rows), 1)
+        assert len(rows_of(*kept_all)) == 100
     assert not caplog.text
 
 

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.choice import read_manifest, steps_on_disk
+from ps.checkpoint.storage import storage_at
+from ps.client.saving.saver import SaveOptions
 from ps.errors import ManifestMismatch, StaleGeneration, TableFull
 from ps.manifest.manifest import Adagrad, Hyper
 from ps.manifest.table_spec import Admission
-from ps.tables.eviction import TtlClock
+from ps.tables.eviction import MARKS, TtlClock
 from ps.tables.table import Table
 from rpc.auth.handshake import Role
-from tests.support.ps_cluster import cluster, filled
+from tests.support.ps_cluster import cluster, filled, frozen_arrays, with_frozen
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
 __all__ = ["table_kernels_loaded"]
@@ -97,6 +100,100 @@ def test_rows_above_a_lowered_limit_stay_or_go_with_the_next_push():
                 push(client, IDS[300:301])
                 assert num_rows(client) <= 150
                 assert (client.tables.lookup({"user": IDS[200:301]})["user"] != 0).all()
+
+
+@pytest.mark.parametrize("num_frozen", [0, 400])
+def test_a_delta_adds_to_a_save_of_other_limits(tmp_path, num_frozen):
+    before, now = user(max_rows=100), user(max_rows=300)
+    if num_frozen:
+        before, now = with_frozen(before, num_frozen), with_frozen(now, num_frozen)
+    options = SaveOptions(full_every=10)
+    with cluster() as bed:
+        (chief,) = bed.workers(before, filled(before) | frozen_arrays(before, 1))
+        push(chief, IDS[:100])
+        saver = bed.client(role=Role.DRIVER)
+        assert saver.attach() == before
+        saver.save(tmp_path, None, options=options)
+        chief.seed(now, filled(now) | frozen_arrays(now, 1))
+        saver.save(tmp_path, None, options=options)
+        push(chief, IDS[100:300])
+        saver.save(tmp_path, None, options=options)
+    steps = sorted(steps_on_disk(storage_at(tmp_path)))
+    assert [read_manifest(tmp_path, step).is_delta for step in steps] == [False, True, True]
+    with cluster() as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        assert client.attach() == now
+        assert num_rows(client) == 300
+
+
+def test_of_all_segments_the_oldest_rows_above_a_lowered_limit_go():
+    manifest = with_tables(table(rule=Adagrad(), segments=4))
+    lower = with_tables(table(rule=Adagrad(), segments=4, max_rows=350, when_full="lru"))
+    with cluster() as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        for ids in np.split(IDS, 2):
+            push(client, ids)
+        seed(client, lower)
+        push(client, IDS[-1:] + 1)
+        assert 320 < num_rows(client) <= 350
+        assert (client.tables.lookup({"user": IDS[200:]})["user"] != 0).all()
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_table_that_was_saved_above_its_lowered_limit_is_restored(tmp_path, num_servers):
+    with cluster() as bed:
+        (client,) = bed.workers(user(), filled(user()))
+        push(client, IDS[:300])
+        seed(client, user(max_rows=150))
+        client.save(tmp_path, None)
+    with cluster(num_servers=num_servers) as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        client.attach()
+        assert sum(server.tables[0].rows for server in client.stats()) == 300
+        with pytest.raises(TableFull):
+            push(client, IDS[300:310])
+        seed(client, user(max_rows=400))
+        push(client, IDS[300:310])
+
+
+def test_frozen_weights_that_come_with_new_limits_are_both_taken_and_saved(tmp_path):
+    before, now = user(max_rows=100), with_frozen(user(max_rows=300), 400)
+    with cluster() as bed:
+        (client,) = bed.workers(before, filled(before))
+        seed(client, user(max_rows=200))
+        client.save(tmp_path, None)
+        client.seed(now, filled(now) | frozen_arrays(now, 1))
+        push(client, IDS[:300])
+        assert client.stats()[0].tables[0].max_rows == 300
+
+
+def test_frozen_weights_after_new_limits_are_a_change(tmp_path):
+    with cluster() as bed:
+        (client,) = bed.workers(user(), filled(user()))
+        seed(client, user(max_rows=200))
+        saved = client.save(tmp_path, None)
+        now = with_frozen(user(max_rows=200), 400)
+        client.seed(now, filled(now) | frozen_arrays(now, 1))
+        assert client.save(tmp_path, None) != saved
+
+
+def test_a_longer_time_to_live_has_as_few_marks_as_a_save_has_room_for():
+    now_s, version, ttl_s = [0.0], 0, 64.0
+    clock = TtlClock(ttl_s, lambda: now_s[0])
+    born_s: list[float] = []
+    for later in (1.0, 1.5, 2.0, 100.0):
+        ttl_s *= later
+        clock.set_ttl(ttl_s)
+        for _ in range(200):
+            now_s[0] += ttl_s / 128
+            expired = clock.expired(version)
+            assert len(clock.ages()) <= MARKS + 2
+            if expired:
+                assert now_s[0] - born_s[expired - 1] >= ttl_s
+            version += 1
+            born_s.append(now_s[0])
 
 
 def test_a_time_to_live_begins_ends_and_changes_without_forgetting_ages():

@@ -7,7 +7,6 @@ import pytest
 
 from ps.checkpoint import snapshot
 from ps.checkpoint.snapshot import SegmentSnapshot
-from ps.errors import TableFull
 from ps.manifest.initializer_spec import RandomNormal
 from ps.manifest.manifest import SGD, Adagrad, Adam, Hyper
 from ps.tables import eviction
@@ -115,15 +114,6 @@ def test_a_copy_has_the_rows_that_a_load_names_meanwhile():
     assert made.load_new(0, IDS[:9], ones(IDS[:9])) == 0
     (found,) = [batch for batch in copy.batches() if batch.ids.size]
     assert sorted(found.ids.tolist()) == sorted(IDS[:9].tolist())
-
-
-def test_rows_that_do_not_fit_are_not_taken_over():
-    (full,) = shares(1)
-    push([full], IDS)
-    (small,) = shares(1, table(rule=Adagrad(), max_rows=100))
-    batches = rows_of(full)
-    with pytest.raises(TableFull, match=r"at least 1006 rows for ps:0, .* at most 100 .*=100\)"):
-        small.load(batches[0])
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
