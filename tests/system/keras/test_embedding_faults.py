@@ -374,7 +374,7 @@ def test_a_full_table_names_feature_table_limit_and_next_step_or_drops_its_oldes
             return
         message = (
             r"'user' is full: ps:0 holds \d+ of at most 60 rows .*max_rows=60.* \d+ new ids .*"
-            r"raise the limit, or set when_full='lru'\. A run that resumes keeps .*layers \['who'\]"
+            r"raise the limit, or set when_full='lru'\. A run that resumes takes .*layers \['who'\]"
         )
         with pytest.raises(TableFull, match=message):
             model.fit(x, y, batch_size=BATCH, verbose=0)
