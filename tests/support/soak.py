@@ -191,8 +191,9 @@ class Soak:
         return tuple((each.num_fds(), each.num_threads()) for each in self.survivors())
 
     def resident(self) -> tuple[int, ...]:
-        """Return the resident bytes of the same."""
-        return tuple(each.memory_info().rss for each in self.survivors())
+        """Return the resident bytes of the same, without what they share: rings fill but once."""
+        found = [each.memory_info() for each in self.survivors()]
+        return tuple(each.rss - each.shared for each in found)
 
     def survivors(self) -> tuple[psutil.Process, psutil.Process]:
         pids = self.servers[0].process.pid, self.workers[0].process.pid
