@@ -185,7 +185,8 @@ class FitProgram:
             shuffle=not isinstance(rows, tf.data.Dataset),  # has its own order: Keras would warn
             epochs=self.epochs,
             validation_data=validation and validation.held(ctx, model),
-            callbacks=[*ctx.callbacks(), *watching, *of_rank(made, ctx.rank)],
+            # Those of ctx come last: their report has the metrics that the user's callbacks add.
+            callbacks=[*watching, *of_rank(made, ctx.rank), *ctx.callbacks()],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,
         )

@@ -622,6 +622,28 @@ def test_a_fit_by_a_dataset_warns_of_no_shuffle_that_its_user_has_not_asked_for(
     assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
 
 
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
+def test_the_history_of_one_worker_has_what_callbacks_add_as_of_keras_fit():
+    """`learning_rate` was in a history of Keras, and of several workers, but not of one worker."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    reports: Any = Reports()
+    only = alone()
+    only.callbacks = lambda: [LoneEpochReporter(reports)]
+    program = FitProgram(
+        recipe=recipe_of(model, None),
+        data=MadeData(lambda: tf.data.Dataset.from_tensors((np.ones((3, 1)), np.ones((3, 1))))),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        callbacks=[keras.callbacks.LearningRateScheduler(lambda _, rate: rate)],
+    )
+    program(None, only)
+    assert reports.metrics == [(False, ["learning_rate", "loss"], 1)]
+
+
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
     """Known by `custom_objects` alone."""
 
