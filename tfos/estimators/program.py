@@ -122,10 +122,18 @@ class MadeData:
             model: any.
 
         Raises:
-            SettingsError: it has no end.
+            SettingsError: it has no end, or it is something else.
         """
+        import tensorflow as tf
+
         del ctx, model
         made = self.make()
+        if not isinstance(made, tf.data.Dataset):
+            raise SettingsError(
+                f"the function of data returned a {type(made).__qualname__}; it must return a "
+                "tf.data.Dataset in batches, such as "
+                "tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)"
+            )
         if _is_endless(made):
             raise SettingsError(
                 f"the function of data returned a dataset without an end ({made!r}), so one epoch "

@@ -644,6 +644,15 @@ def test_the_history_of_one_worker_has_what_callbacks_add_as_of_keras_fit():
     assert reports.metrics == [(False, ["learning_rate", "loss"], 1)]
 
 
+@pytest.mark.parametrize("made", [None, (np.ones((3, 1)), np.ones((3, 1)))], ids=["none", "arrays"])
+@pytest.mark.parametrize("make_context", [alone, functools.partial(context, 0)])
+def test_a_function_of_data_that_returns_no_dataset_is_told_so(made, make_context):
+    """A forgotten `return` was `KeyError: pop from an empty set` of Keras."""
+    data = MadeData(lambda: made).begun()
+    with pytest.raises(SettingsError, match=rf"returned a {type(made).__name__}; .*batch_size"):
+        data.dataset(make_context(), None)
+
+
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
     """Known by `custom_objects` alone."""
 
