@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tfos.errors import SettingsError
-from tfos.estimators.any_rows import for_any_rows
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.file_pieces import FilePieces
 from tfos.estimators.finite_training import check_finite, finite_loss
@@ -186,7 +185,6 @@ class FitProgram:
         if self.consistency is not None:
             bound = self.staleness_bound
             ctx.distribute(model, consistency=self.consistency, staleness_bound=bound)
-        for_any_rows(model, trains=self.consistency is None)
         made = self.callbacks() if callable(self.callbacks) else self.callbacks
         watching = [finite_loss()] if self.consistency is None else []  # servers check it
         rows = data.dataset(ctx, model)
@@ -220,7 +218,6 @@ class EvaluateProgram:
 
         del args
         model = self.recipe.build(trains=False)
-        for_any_rows(model, trains=False)
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return shown_metrics(found, most=len(found))
 

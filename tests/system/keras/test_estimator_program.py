@@ -20,7 +20,6 @@ from pyspark.sql.types import DoubleType
 from tests.support.full_disk import file_limit
 from tests.support.keras_training import serving
 from tfos.errors import NonFiniteGradient, NotCompiled, SettingsError, UnsupportedModel
-from tfos.estimators.any_rows import for_any_rows
 from tfos.estimators.columns import ColumnPlan
 from tfos.estimators.fitted_inputs import map_fn_of
 from tfos.estimators.program import EvaluateProgram, FedData, FitProgram, MadeData
@@ -652,42 +651,6 @@ def test_a_function_of_data_that_returns_no_dataset_is_told_so(made, make_contex
     data = MadeData(lambda: made).begun()
     with pytest.raises(SettingsError, match=rf"returned a {type(made).__name__}; .*batch_size"):
         data.dataset(make_context(), None)
-
-
-def two_outputs():
-    """Return a compiled model."""
-    x = keras.Input((2,))
-    outputs = [keras.layers.Dense(1, "tanh", False, "ones", name=name) for name in ("a", "b")]
-    model = keras.Model(x, [each(x) for each in outputs])
-    model.compile(keras.optimizers.SGD(0.01), ["mse", "mae"])
-    return model
-
-
-@pytest.mark.tf
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_the_losses_of_outputs_count_a_short_last_batch_as_keras_own_do():
-    """It counted 1 beside 4 of each other batch, so that `a_loss` was a tenth off."""
-    x = np.random.default_rng(0).random((10, 2)).astype("float32")
-    batches = [x[start : start + 4] for start in range(0, 10, 4)]
-
-    def of_fed(model, make, name):
-        getattr(model, make)()
-        for batch in batches:
-            y = tf.constant(batch[:, :1])
-            getattr(model, name)(iter([(tf.constant(batch), (y, y))]))
-        return {name: float(value) for name, value in model.get_metrics_result().items()}
-
-    y = x[:, :1]
-    own = two_outputs().fit(x, [y, y], batch_size=4, shuffle=False, verbose=0).history
-    model = two_outputs()
-    for_any_rows(model, trains=True)
-    found = of_fed(model, "make_train_function", "train_function")
-    assert found == pytest.approx({name: values[0] for name, values in own.items()})
-    measured = two_outputs().evaluate(x, [y, y], batch_size=4, verbose=0, return_dict=True)
-    model = two_outputs()
-    for_any_rows(model, trains=False)
-    assert of_fed(model, "make_test_function", "test_function") == pytest.approx(measured)
-    assert model_of(content_of(model)).count_params() == 4
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
