@@ -644,6 +644,16 @@ def test_the_history_of_one_worker_has_what_callbacks_add_as_of_keras_fit():
     assert reports.metrics == [(False, ["learning_rate", "loss"], 1)]
 
 
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # as above
+    """Keras' own kind of data."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return np.ones((3, 1)), np.ones((3, 1))
+
+
 @pytest.mark.parametrize("made", [None, (np.ones((3, 1)), np.ones((3, 1)))], ids=["none", "arrays"])
 @pytest.mark.parametrize("make_context", [alone, functools.partial(context, 0)])
 def test_a_function_of_data_that_returns_no_dataset_is_told_so(made, make_context):
@@ -651,6 +661,16 @@ def test_a_function_of_data_that_returns_no_dataset_is_told_so(made, make_contex
     data = MadeData(lambda: made).begun()
     with pytest.raises(SettingsError, match=rf"returned a {type(made).__name__}; .*batch_size"):
         data.dataset(make_context(), None)
+
+
+def test_a_pydataset_is_read_by_one_worker_and_refused_with_several():
+    """Workers that take turns in its batches need `shard` of tf.data."""
+    made = Batches()
+    data = MadeData(lambda: made).begun()
+    assert data.dataset(alone(), None) is made
+    assert data.held(context(0), None) is made
+    with pytest.raises(SettingsError, match=r"returned a Batches; .*batch_size"):
+        data.dataset(context(0), None)
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
