@@ -35,6 +35,7 @@ MODEL_FEED = "model"
 _FEEDS = ("input", "validation")
 _ENDING = ("_TakeDataset", "_TakeWhileDataset")
 """TensorFlow's datasets that cut an endless dataset after a number of batches not known here."""
+_ARRAYS = (tuple, list, dict, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,16 @@ class MadeData:
             model: has its weights and layers; their random draws are this worker's own.
 
         Raises:
-            SettingsError: it has no end; or it has no order, and several workers take turns in its
-                batches.
+            SettingsError: it has no end, or it is nothing or arrays; or it has no order, or is no
+                tf.data.Dataset, and several workers take turns in its batches.
         """
+        import tensorflow as tf
+
         made = self.held(ctx, model)
         if ctx.num_workers == 1:
             return made
+        if not isinstance(made, tf.data.Dataset):
+            raise _refused(made)
         check_order(made)
         random.seed(self.seed)  # a Python generator draws its order while it is read
         np.random.seed(self.seed)
@@ -122,10 +127,12 @@ class MadeData:
             model: any.
 
         Raises:
-            SettingsError: it has no end.
+            SettingsError: it has no end, or it is nothing or arrays.
         """
         del ctx, model
         made = self.make()
+        if made is None or isinstance(made, _ARRAYS):  # Keras reads others, such as a PyDataset
+            raise _refused(made)
         if _is_endless(made):
             raise SettingsError(
                 f"the function of data returned a dataset without an end ({made!r}), so one epoch "
@@ -185,7 +192,8 @@ class FitProgram:
             shuffle=not isinstance(rows, tf.data.Dataset),  # has its own order: Keras would warn
             epochs=self.epochs,
             validation_data=validation and validation.held(ctx, model),
-            callbacks=[*ctx.callbacks(), *watching, *of_rank(made, ctx.rank)],
+            # Those of ctx come last: their report has the metrics that the user's callbacks add.
+            callbacks=[*watching, *of_rank(made, ctx.rank), *ctx.callbacks()],
             class_weight=dict(self.class_weight) if self.class_weight else None,
             verbose=0,
         )
@@ -211,6 +219,14 @@ class EvaluateProgram:
         model = self.recipe.build(trains=False)
         found = model.evaluate(self.data.dataset(ctx, model), verbose=0, return_dict=True)
         return shown_metrics(found, most=len(found))
+
+
+def _refused(made: Any) -> SettingsError:
+    return SettingsError(
+        f"the function of data returned a {type(made).__qualname__}; it must return a "
+        "tf.data.Dataset in batches, such as "
+        "tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)"
+    )
 
 
 def _is_endless(dataset: Any) -> bool:

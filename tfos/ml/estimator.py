@@ -138,6 +138,7 @@ class KerasEstimator(
             found = fit(dataset, plan, self.recipe, settings)
         model = KerasModel(found.content, self.recipe.custom_objects, found.history)
         model.config = self.config
+        model._resetUid(self.uid)  # as in spark.ml: transform(df, params) takes our Params, too
         return self._copyValues(model)  # type: ignore[no-any-return]
 
     def column_plan(self) -> ColumnPlan:

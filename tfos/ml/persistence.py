@@ -51,7 +51,7 @@ class ModelFileReader(DefaultParamsReader):  # type: ignore[misc]  # pyspark is 
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""
-        metadata = self.loadMetadata(path, self.sc)
+        metadata = _checked(self.loadMetadata(path, self.sc), "history", path)
         content = _read(self.sc, f"{path}/{_FILE}")
         made = self.cls(content, _functions(metadata["custom"]), metadata["history"])
         return _with_params(made, metadata)
@@ -105,7 +105,7 @@ class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]  # pyspark is 
 
     def load(self, path: str) -> Any:
         """Return what was saved there."""
-        metadata = self.loadMetadata(path, self.sc)
+        metadata = _checked(self.loadMetadata(path, self.sc), "model_fn", path)
         content = b"" if metadata["model_fn"] else _read(self.sc, f"{path}/{_FILE}")
         recipe = recipe_from(metadata, content, path)
         made = self.cls(
@@ -144,6 +144,18 @@ def recipe_from(metadata: Mapping[str, Any], content: bytes, path: str) -> Model
         outputs=tuple(metadata["outputs"]),
         has_trained=metadata["has_trained"],
     )
+
+
+def _checked(metadata: dict[str, Any], key: str, path: str) -> dict[str, Any]:
+    """Return the metadata, which has a key that only one kind of stage has.
+
+    Raises:
+        SettingsError: it is that of another kind.
+    """
+    if key not in metadata:
+        kind = metadata["class"].rpartition(".")[2]
+        raise SettingsError(f"{path} is a saved {kind}; load it with {kind}.load(path)")
+    return metadata
 
 
 def _nothing() -> None:

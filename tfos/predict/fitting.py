@@ -123,15 +123,15 @@ def in_order(
         more: another remedy, for the error.
 
     Raises:
-        SettingsError: by position, a column would fill one tensor but has the name of another,
-            which another column would fill.
+        SettingsError: by position, a column would fill one tensor but has the name of another, in
+            any case of letters, which another column would fill.
     """
     if len(columns) != len(tensors):
         return tuple(columns)
     if set(columns) == set(tensors):
         return tuple(tensors)
     for column, tensor in zip(columns, tensors, strict=True):
-        if column in tensors and columns[tensors.index(column)] != column:
+        if _is_of_other(column, columns, tensors):
             raise SettingsError(
                 f"{role}={list(columns)}: by position, column {column!r} would be the {what} "
                 f"{tensor!r}, but the model has another {what} of that name. The model's order is "
@@ -139,6 +139,15 @@ def in_order(
                 f"order, or rename {column!r}{more}"
             )
     return tuple(columns)
+
+
+def _is_of_other(column: str, columns: Sequence[str], tensors: Sequence[str]) -> bool:
+    """Say whether a column has the name of a tensor that a column of another name would fill."""
+    if column in tensors:
+        return columns[tensors.index(column)] != column
+    folded = [each.casefold() for each in tensors]  # to Spark, `Item` and `item` are one name
+    name = column.casefold()
+    return name in folded and columns[folded.index(name)].casefold() != name
 
 
 def check_columns(what: str, count: int, *, is_ragged: bool) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfos.runner import ranks
 from tfos.runner.driver_log import log_to_driver
@@ -60,7 +61,11 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
     def _show(self, what: str, logs: Mapping[str, Any] | None) -> None:
         if ranks.rank() == 0:
-            numbers = ", ".join(
-                f"{name} {float(value):.4g}" for name, value in (logs or {}).items()
-            )
+            numbers = ", ".join(f"{name} {_shown(value)}" for name, value in (logs or {}).items())
             log_to_driver(f"{what}: {numbers}")
+
+
+def _shown(value: Any) -> str:
+    """Return a log as text; several numbers, as of a metric per class, as their mean."""
+    numbers = np.asarray(value)
+    return f"{numbers.mean():.4g}" if numbers.dtype.kind in "biuf" else str(value)

@@ -338,19 +338,31 @@ def _export(export_fn: Callable[[Any], Any], args: Any, ctx: Any) -> None:
 
 
 class _Writer(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not checked
-    def saveImpl(self, path: str) -> None:
-        """Write Params, arguments and names of functions as JSON."""
-        instance = self.instance
+    """Writes Params, arguments and names of functions.
+
+    Args:
+        instance: the estimator or model.
+
+    Raises:
+        SettingsError: a part of it cannot be saved; before overwrite() deletes an older one.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__(instance)
         names = {each: reference_to(each, getattr(instance, each)) for each in instance.functions}
         try:
             _check_keys(vars(instance.args))
-            extra = {"args": json.loads(json.dumps(vars(instance.args))), "functions": names}
+            args = json.loads(json.dumps(vars(instance.args)))
         except TypeError as error:
             raise SettingsError(
                 f"arguments that are no JSON cannot be saved ({error}); pass plain numbers, text, "
                 "lists and dicts in tf_args"
             ) from error
-        self.saveMetadata(instance, path, self.sc, extraMetadata=extra)
+        self._extra = {"args": args, "functions": names}
+
+    def saveImpl(self, path: str) -> None:
+        """Write them as JSON."""
+        self.saveMetadata(self.instance, path, self.sc, extraMetadata=self._extra)
 
 
 def _check_keys(value: Any) -> None:

@@ -622,6 +622,57 @@ def test_a_fit_by_a_dataset_warns_of_no_shuffle_that_its_user_has_not_asked_for(
     assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
 
 
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
+def test_the_history_of_one_worker_has_what_callbacks_add_as_of_keras_fit():
+    """`learning_rate` was in a history of Keras, and of several workers, but not of one worker."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    reports: Any = Reports()
+    only = alone()
+    only.callbacks = lambda: [LoneEpochReporter(reports)]
+    program = FitProgram(
+        recipe=recipe_of(model, None),
+        data=MadeData(lambda: tf.data.Dataset.from_tensors((np.ones((3, 1)), np.ones((3, 1))))),
+        validation=None,
+        epochs=1,
+        consistency=None,
+        callbacks=[keras.callbacks.LearningRateScheduler(lambda _, rate: rate)],
+    )
+    program(None, only)
+    assert reports.metrics == [(False, ["learning_rate", "loss"], 1)]
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # as above
+    """Keras' own kind of data."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return np.ones((3, 1)), np.ones((3, 1))
+
+
+@pytest.mark.parametrize("made", [None, (np.ones((3, 1)), np.ones((3, 1)))], ids=["none", "arrays"])
+@pytest.mark.parametrize("make_context", [alone, functools.partial(context, 0)])
+def test_a_function_of_data_that_returns_no_dataset_is_told_so(made, make_context):
+    """A forgotten `return` was `KeyError: pop from an empty set` of Keras."""
+    data = MadeData(lambda: made).begun()
+    with pytest.raises(SettingsError, match=rf"returned a {type(made).__name__}; .*batch_size"):
+        data.dataset(make_context(), None)
+
+
+def test_a_pydataset_is_read_by_one_worker_and_refused_with_several():
+    """Workers that take turns in its batches need `shard` of tf.data."""
+    made = Batches()
+    data = MadeData(lambda: made).begun()
+    assert data.dataset(alone(), None) is made
+    assert data.held(context(0), None) is made
+    with pytest.raises(SettingsError, match=r"returned a Batches; .*batch_size"):
+        data.dataset(context(0), None)
+
+
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above
     """Known by `custom_objects` alone."""
 

@@ -81,6 +81,17 @@ def test_a_model_has_the_params_of_its_fit(monkeypatch):
     assert estimator.setEpochs(4).getEpochs() == 4
 
 
+def test_a_model_takes_the_params_of_its_estimator(monkeypatch):
+    """`transform(df, {estimator.predictionCol: "p"})` left the Param out; spark.ml's take it."""
+    monkeypatch.setattr(estimator_module, "fit", lambda *_: FitResult(b"m", {}))
+    estimator = KerasEstimator(model_fn=object)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["features", "label"])
+    model = estimator._fit(frame)
+    changed = model.copy({estimator.predictionCol: "p", model.batchSize: 7})
+    assert (changed.getPredictionCol(), changed.getBatchSize()) == ("p", 7)
+    assert (model.getPredictionCol(), model.uid) == ("prediction", estimator.uid)
+
+
 def test_a_model_is_evaluated_with_the_config_of_its_estimator(monkeypatch):
     asked: list[FitSettings] = []
     content = keras_file({"loss": "mse"})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
+from pyspark.ml.util import DefaultParamsReader
 
 from tests.support.named_models import compiled
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
-from tfos.ml import KerasEstimator
+from tfos.ml import KerasEstimator, KerasModel
 from tfos.ml.persistence import EstimatorWriter, recipe_from
 from tfos.predict.signature import TensorInfo
 
@@ -43,3 +44,15 @@ def test_the_config_of_a_cluster_is_not_saved_unseen():
     assert estimator.copy().config is estimator.config
     with pytest.raises(SettingsError, match=r"cannot be saved\. Set estimator\.config = None"):
         EstimatorWriter(estimator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved"), [(KerasModel, "KerasEstimator"), (KerasEstimator, "KerasModel")]
+)
+def test_what_another_class_has_saved_is_told_so(kind, saved, monkeypatch):
+    """`KerasModel.load` of an estimator of model_fn asked for a model.keras that nobody writes."""
+    metadata = {"class": f"tfos.ml.{saved}"}
+    monkeypatch.setattr(DefaultParamsReader, "loadMetadata", lambda *_: metadata)
+    monkeypatch.setattr(DefaultParamsReader, "sc", None)
+    with pytest.raises(SettingsError, match=rf"^/m is a saved {saved}; .*{saved}\.load"):
+        kind.load("/m")

@@ -286,6 +286,9 @@ def test_columns_with_the_names_of_the_inputs_fill_these_in_any_order():
     text = r"'user' would be the input 'item'.*another input of that name.*, or rename 'user'; "
     with pytest.raises(SettingsError, match=rf"{text}.*inputs=\['item', 'user'\]\) takes"):
         places("user", "b")
+    with pytest.raises(SettingsError, match=r"'User' would be the input 'item'.*rename 'User'"):
+        places("User", "Item")  # one name to Spark; each filled the other's input
+    assert places("Item", "User") == (("item", (0,)), ("user", (1,)))
     # One column may be several inputs.
     assert places("user", "user") == (("item", (0,)), ("user", (1,)))
     # A SavedModel need not record the order of its inputs.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.ml.util import DefaultParamsWriter
 
 from tfos.errors import SettingsError
 from tfos.tensorflowonspark import pipeline
@@ -19,9 +18,16 @@ from tfos.tensorflowonspark import pipeline
         ({"fn": len}, "not JSON serializable"),
     ],
 )
-def test_what_a_file_would_change_is_refused(args: dict[str, Any], named: str, monkeypatch):
+def test_what_a_file_would_change_is_refused(args: dict[str, Any], named: str):
     """`args.rates[1]` was a KeyError in the program that loads it."""
-    monkeypatch.setattr(DefaultParamsWriter, "saveMetadata", lambda *_, **__: None)
-    writer = pipeline.TFModel(args).write()
     with pytest.raises(SettingsError, match=rf"cannot be saved \(.*{named}"):
-        writer.saveImpl("nowhere")
+        pipeline.TFModel(args).write()
+
+
+def test_what_cannot_be_saved_is_refused_before_an_older_one_is_deleted():
+    """`write().overwrite().save(path)` had deleted it, and saved nothing."""
+
+    def train_fn(args, ctx): ...
+
+    with pytest.raises(SettingsError, match=r"train_fn .* cannot be saved"):
+        pipeline.TFEstimator(train_fn, {}).write()
