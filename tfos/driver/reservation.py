@@ -181,6 +181,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
     console.line(f"cluster {cluster_id}: {plan}")
     hold = workers_hold_slots(needs, offer, fit)
     _warn(console, preflight.attempts_note(facts, config, workers_hold_slots=hold))
+    _warn(console, preflight.idle_note(facts, workers_hold_slots=hold))
     return Reservation(
         sc=sc,
         console=console,
