@@ -160,7 +160,7 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
 
 
 def idle_note(facts: SparkFacts, *, workers_hold_slots: bool) -> str:
-    """Return that Spark removes the executors of fed workers as idle ones; or "".
+    """Return that Spark may remove the executors of fed workers as idle ones; or "".
 
     Args:
         facts: the SparkContext's facts.
@@ -170,11 +170,11 @@ def idle_note(facts: SparkFacts, *, workers_hold_slots: bool) -> str:
         return ""
     limit = "spark.dynamicAllocation.executorIdleTimeout"
     return (
-        "dynamic allocation removes an executor, and the worker on it, that has run no task for "
+        "dynamic allocation may remove a worker's executor, on which no task has run for "
         f"{limit}={facts.conf.get(limit, '60s')}: these workers' tasks end at their start, because "
-        "tasks that feed them need the slots. Set spark.dynamicAllocation.minExecutors and "
-        f"maxExecutors to the same number, or {limit} above the longest time without a feed, or "
-        "give each executor two slots or more, one free for each worker"
+        "tasks that feed them need the slots. Give each executor two slots or more, one free for "
+        f"each worker; or set {limit} above the longest time without a feed; or set "
+        "spark.dynamicAllocation.minExecutors and maxExecutors to the same number"
     )
 
 
