@@ -260,7 +260,8 @@ class ClusterConfig:
     in waves, between which the others get slots. False: reserve() fails after `slot_settle_s`,
     train() after its feed_timeout."""
     allow_dynamic: bool = False
-    """Accept dynamic allocation although it may remove an executor under a node."""
+    """Accept dynamic allocation although it may remove the executor of a worker that Spark feeds,
+    whose task has ended: reserve() warns where it may."""
     allow_speculation: bool = False
     """Accept speculative execution although it starts nodes twice, and although the rows of a feed
     task that Spark runs a second time train twice, unless `train(exactly_once=True)` feeds them."""

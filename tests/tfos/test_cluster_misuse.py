@@ -25,6 +25,7 @@ from tfos.feed import cluster_feeder
 from tfos.node.spec import NodeBundle
 from tfos.phases import ClusterPhase
 from tfos.spark import interruptible
+from tfos.spark.facts import SparkFacts
 
 pytestmark = pytest.mark.socket
 
@@ -322,6 +323,24 @@ def test_the_first_trains_of_two_threads_share_their_accounts(spark, cluster, mo
     assert len(made) == 1
     reports = [cluster.train(FakeRdd(spark, [1]), 1, qname=feed) for feed in ("input", "second")]
     assert [report.epochs[0].epoch for report in reports] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "mode", "is_told"),
+    [
+        (4, InputMode.SPARK, True),
+        (5, InputMode.SPARK, False),  # a free slot for each worker: their tasks stay
+        (4, InputMode.TENSORFLOW, False),
+    ],
+)
+def test_fed_workers_whose_executors_spark_may_remove_are_warned_of(
+    spark, monkeypatch, capsys, slots, mode, is_told
+):
+    monkeypatch.setattr(SparkFacts, "may_have_more", True)
+    spark.slots = slots
+    config = ClusterConfig(allow_dynamic=True, abort_s=2.0, slot_settle_s=0.2)
+    _reserve(spark, input_mode=mode, config=config).abort()
+    assert ("executorIdleTimeout=60s" in capsys.readouterr().err) is is_told
 
 
 @pytest.mark.fault("F15")

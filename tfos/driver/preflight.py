@@ -62,8 +62,8 @@ def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
     """
     if facts.may_have_more and not config.allow_dynamic:
         raise ConfigError(
-            "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a parameter "
-            "server's executor. Set it to false, or spark.dynamicAllocation.minExecutors and "
+            "spark.dynamicAllocation.enabled=true: dynamic allocation can remove the executor of a "
+            "worker that Spark feeds. Set it to false, or spark.dynamicAllocation.minExecutors and "
             "maxExecutors to the same number, with which it removes none, or pass "
             "ClusterConfig(allow_dynamic=True) as config= to run(), reserve() or KerasEstimator(), "
             "or as cluster_config= to Orca's from_keras()."
@@ -156,6 +156,25 @@ def attempts_note(facts: SparkFacts, config: ClusterConfig, *, workers_hold_slot
         f"Restarts({', '.join(wanted)}) restarts no node whose executor is lost, since Spark "
         "then fails the job of all nodes at once (spark.task.maxFailures=1): set "
         "spark.task.maxFailures to 2 or more, such as Spark's 4"
+    )
+
+
+def idle_note(facts: SparkFacts, *, workers_hold_slots: bool) -> str:
+    """Return that Spark may remove the executors of fed workers as idle ones; or "".
+
+    Args:
+        facts: the SparkContext's facts.
+        workers_hold_slots: whether a worker's task stays as long as its node.
+    """
+    if workers_hold_slots or not facts.may_have_more:
+        return ""
+    limit = "spark.dynamicAllocation.executorIdleTimeout"
+    return (
+        "dynamic allocation may remove a worker's executor, on which no task has run for "
+        f"{limit}={facts.conf.get(limit, '60s')}: these workers' tasks end at their start, because "
+        "tasks that feed them need the slots. Give each executor two slots or more, one free for "
+        f"each worker; or set {limit} above the longest time without a feed; or set "
+        "spark.dynamicAllocation.minExecutors and maxExecutors to the same number"
     )
 
 

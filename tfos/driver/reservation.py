@@ -180,7 +180,7 @@ def reserve(spark: Any, request: ReservationRequest, cancel: CancelToken) -> Res
         raise
     console.line(f"cluster {cluster_id}: {plan}")
     hold = workers_hold_slots(needs, offer, fit)
-    _warn(console, preflight.attempts_note(facts, config, workers_hold_slots=hold))
+    _warn_of_tasks(console, facts, config, hold=hold)
     return Reservation(
         sc=sc,
         console=console,
@@ -313,6 +313,13 @@ def _console(
     if plan.servers_at_driver:
         console.warn(preflight.SERVERS_AT_DRIVER)
     return console
+
+
+def _warn_of_tasks(
+    console: Console, facts: spark_facts.SparkFacts, config: ClusterConfig, *, hold: bool
+) -> None:
+    _warn(console, preflight.attempts_note(facts, config, workers_hold_slots=hold))
+    _warn(console, preflight.idle_note(facts, workers_hold_slots=hold))
 
 
 def _warn(console: Console, note: str) -> None:

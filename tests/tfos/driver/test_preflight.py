@@ -34,6 +34,21 @@ def test_dynamic_allocation_is_refused_unless_allowed():
     preflight.check_spark(_settings(conf), ClusterConfig(allow_dynamic=True))
 
 
+def test_executors_that_spark_may_remove_under_fed_workers_are_warned_of():
+    dynamic = {"spark.dynamicAllocation.enabled": "true"}
+    idle = {"spark.dynamicAllocation.executorIdleTimeout": "9s"}
+    fixed = dict.fromkeys(
+        ("spark.dynamicAllocation.minExecutors", "spark.dynamicAllocation.maxExecutors"), "3"
+    )
+
+    def note(conf: dict[str, str], *, holds: bool = False) -> str:
+        return preflight.idle_note(_settings(conf), workers_hold_slots=holds)
+
+    assert "executorIdleTimeout=60s" in note(dynamic)
+    assert "executorIdleTimeout=9s" in note(dynamic | idle)
+    assert note(dynamic, holds=True) == note(dynamic | fixed) == note({}) == ""
+
+
 @pytest.mark.fault("F22")
 def test_speculation_is_refused_unless_allowed():
     conf = {"spark.speculation": "true"}
