@@ -195,6 +195,19 @@ def test_a_named_row_is_read_by_name_and_by_position_and_pickles():
         _ = row.missing
 
 
+def test_a_row_is_asked_for_fields_and_becomes_dicts_as_in_pyspark():
+    Point = collections.namedtuple("Point", "x label")
+    Pair = collections.namedtuple("Pair", "first other")
+    (row,) = round_trip([Pair(Point(1.5, "a"), {"b": [Point(2.5, "first")]})])
+    assert "first" in row
+    assert "first" not in row.other["b"][0]  # a value
+    assert row.asDict() == {"first": row[0], "other": row[1]}
+    point = {"x": 2.5, "label": "first"}
+    found = row.asDict(recursive=True)
+    assert found == {"first": {"x": 1.5, "label": "a"}, "other": {"b": [point]}}
+    assert type(found["first"]) is type(found["other"]["b"][0]) is dict
+
+
 def test_vectors_of_spark_ml_are_read_through_toarray():
     class DenseVector:
         def toArray(self):
