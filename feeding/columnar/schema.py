@@ -153,8 +153,6 @@ class FeedRow(tuple[Any, ...]):
         return tuple.__getitem__(self, key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         return tuple.__getitem__(self, self._position(name, AttributeError))
 
     def __contains__(self, name: object) -> bool:
