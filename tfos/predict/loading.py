@@ -329,6 +329,8 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
     Args:
         model: a functional or Sequential model of Keras 3.
     """
+    import keras
+
     from tfos.keras.embedding.layer import takes_ids
 
     infos = [
@@ -340,6 +342,10 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
         )
         for each, is_id in zip(model.inputs, takes_ids(model), strict=True)
     ]
+    given = _inputs_by_key(model)
+    if given is not None:  # an OrderedDict's are in its own order
+        keys = [path[0] for path, _ in keras.tree.flatten_with_path(given)]
+        infos = [infos[at] for at in sorted(range(len(keys)), key=keys.__getitem__)]
     return dict(zip(input_names(model), infos, strict=True))
 
 
@@ -349,9 +355,14 @@ def input_names(model: Any) -> list[str]:
     Args:
         model: a functional or Sequential model of Keras 3.
     """
-    names = [str(each.name) for each in model.inputs]
+    given = _inputs_by_key(model)
+    return [str(each.name) for each in model.inputs] if given is None else sorted(given)
+
+
+def _inputs_by_key(model: Any) -> dict[str, Any] | None:
+    """Return a dict of inputs; None: they have no keys."""
     given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
-    return sorted(given) if isinstance(given, dict) else names
+    return given if isinstance(given, dict) else None
 
 
 def output_names(model: Any) -> list[str]:

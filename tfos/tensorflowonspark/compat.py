@@ -136,6 +136,8 @@ def _write(model: Any, directory: str) -> None:
 
     def serve(*values: Any) -> dict[str, Any]:
         found = model(given(list(values)), training=False)
+        if isinstance(found, dict):
+            return dict(found)
         return dict(zip(outputs, keras.tree.flatten(found), strict=True))
 
     archive = archive_of(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,16 @@ def test_a_dict_of_outputs_is_named_by_its_keys_and_not_by_its_layers():
         check_labels(by_key(), labels(8, 2))
     with pytest.raises(SettingsError, match=r"output 'click' have the shape \[batch, 2\]"):
         check_labels(by_key(), {"buy": labels(8), "click": labels(8, 2)})
+
+
+def test_an_ordered_dict_of_outputs_keeps_its_order():
+    given = keras.Input((3,))
+    outputs = OrderedDict(one=keras.layers.Dense(1)(given), all=keras.layers.Dense(2)(given))
+    made = keras.Model(given, outputs)
+    made.compile(loss={"one": "mse", "all": "mse"})
+    check_labels(made, {"all": labels(8, 2), "one": labels(8)})
+    with pytest.raises(SettingsError, match=r"output 'one' have the shape \[batch, 2\]"):
+        check_labels(made, {"all": labels(8, 2), "one": labels(8, 2)})
 
 
 def two_of_one_layer() -> keras.Model:

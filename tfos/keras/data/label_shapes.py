@@ -123,13 +123,18 @@ def _each_its_own(model: Any, count: int) -> str:
 
 
 def _names(model: Any, count: int) -> list[str]:
-    """Return the keys of a dict of outputs, which Keras asks of losses and labels; else names."""
+    """Return the keys of a dict of outputs, which Keras asks of losses and labels; else names.
+
+    They are in the order of `model.outputs`, which an OrderedDict gives them.
+    """
     names = getattr(model, "output_names", None)
     if names is None:  # of a Sequential
         return [model.layers[-1].name]
     by_key = model.output
     is_flat = isinstance(by_key, Mapping) and len(by_key) == count
-    return sorted(by_key) if is_flat else list(names)
+    if not is_flat:
+        return list(names)
+    return [path[0] for path, _ in keras.tree.flatten_with_path(by_key)]
 
 
 def _part(nested: Any, at: int, name: str, count: int) -> Any:
