@@ -4,12 +4,14 @@
         every label of a row is compared with the same unit, and the loss is their mean
 
 Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
-Keras' losses that compare element by element and do not refuse this themselves.
+Keras' losses that compare element by element and do not refuse this themselves; features that
+Keras would give to each other's inputs.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +68,31 @@ def check_labels(model: Any, labels: Any) -> bool:
                 "column; a loss of your own may compare them so"
             )
     return True
+
+
+def check_inputs(model: Any, features: Any) -> None:
+    """Refuse a dict of features for inputs in an OrderedDict of another order.
+
+    Keras pairs them by position, a dict's values in the order of its sorted keys.
+
+    Args:
+        model: any.
+        features: features of one batch, nested as Keras takes them.
+
+    Raises:
+        SettingsError: names both orders, and the remedy.
+    """
+    declared = getattr(model, "_inputs_struct", None)
+    if not isinstance(declared, OrderedDict) or not isinstance(features, Mapping):
+        return
+    given = [path[0] for path, _ in keras.tree.flatten_with_path(features)]
+    own = [path[0] for path, _ in keras.tree.flatten_with_path(declared)]
+    if given != own and set(given) == set(own):
+        raise SettingsError(
+            f"the model's inputs are an OrderedDict in the order {own}, and the batch is a dict, "
+            f"whose values Keras would take for them in the order {given}: each input would get "
+            "another's feature. Make the model of a dict: keras.Model(dict(inputs), outputs)"
+        )
 
 
 def check_has_labels(model: Any, columns: Sequence[str]) -> None:
