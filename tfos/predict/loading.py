@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,10 +216,17 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
 
+    def packed(given: tuple[Any, ...]) -> Any:
+        if isinstance(model.input, OrderedDict):
+            by_name = dict(zip(inputs, given, strict=True))
+            given = tuple(by_name[key] for key in model.input)
+        return keras.tree.pack_sequence_as(model.input, list(given))
+
     @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
     def run(*given: Any) -> list[Any]:
-        x = given[0] if takes_one else keras.tree.pack_sequence_as(model.input, list(given))
-        return list(map(_tensor, keras.tree.flatten(model(x, training=False))))
+        found = model(given[0] if takes_one else packed(given), training=False)
+        flat = in_order_of_names(model, "output", keras.tree.flatten(found))
+        return list(map(_tensor, flat))
 
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
@@ -329,8 +337,6 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
     Args:
         model: a functional or Sequential model of Keras 3.
     """
-    import keras
-
     from tfos.keras.embedding.layer import takes_ids
 
     infos = [
@@ -342,11 +348,7 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
         )
         for each, is_id in zip(model.inputs, takes_ids(model), strict=True)
     ]
-    given = _inputs_by_key(model)
-    if given is not None:  # an OrderedDict's are in its own order
-        keys = [path[0] for path, _ in keras.tree.flatten_with_path(given)]
-        infos = [infos[at] for at in sorted(range(len(keys)), key=keys.__getitem__)]
-    return dict(zip(input_names(model), infos, strict=True))
+    return dict(zip(input_names(model), in_order_of_names(model, "input", infos), strict=True))
 
 
 def input_names(model: Any) -> list[str]:
@@ -355,14 +357,28 @@ def input_names(model: Any) -> list[str]:
     Args:
         model: a functional or Sequential model of Keras 3.
     """
-    given = _inputs_by_key(model)
-    return [str(each.name) for each in model.inputs] if given is None else sorted(given)
+    names = [str(each.name) for each in model.inputs]
+    given = _nested(model, "input")
+    return sorted(given) if isinstance(given, dict) else names
 
 
-def _inputs_by_key(model: Any) -> dict[str, Any] | None:
-    """Return a dict of inputs; None: they have no keys."""
-    given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
-    return given if isinstance(given, dict) else None
+def _nested(model: Any, which: str) -> Any:
+    return getattr(model, which) if hasattr(model, "output_names") else None  # not of Sequential
+
+
+def in_order_of_names(model: Any, which: str, flat: list[Any]) -> list[Any]:
+    """Return what belongs to inputs or outputs in the order of `input_names` or `output_names`.
+
+    Args:
+        model: a functional or Sequential model of Keras 3.
+        which: input or output.
+        flat: one item each in the order in which Keras flattens them, an OrderedDict in its own.
+    """
+    tensors = _nested(model, which)
+    if not isinstance(tensors, OrderedDict):
+        return flat
+    by_key = dict(zip(tensors, flat, strict=True))
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def output_names(model: Any) -> list[str]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfos.runner import ranks
 from tfos.runner.driver_log import log_to_driver
@@ -61,12 +60,7 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
     def _show(self, what: str, logs: Mapping[str, Any] | None) -> None:
         if ranks.rank() == 0:
-            numbers = ", ".join(f"{name} {_text(value)}" for name, value in (logs or {}).items())
+            numbers = ", ".join(
+                f"{name} {float(value):.4g}" for name, value in (logs or {}).items()
+            )
             log_to_driver(f"{what}: {numbers}")
-
-
-def _text(metric: Any) -> str:
-    found = np.asarray(metric)
-    if found.ndim:  # a number per class
-        return np.array2string(found, precision=4)
-    return f"{float(found):.4g}"

@@ -11,11 +11,11 @@ Does not: refuse what a loss of the user's, or an own train_step or compute_loss
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
 from tfos.errors import SettingsError
 
@@ -71,9 +71,9 @@ def check_labels(model: Any, labels: Any) -> bool:
 
 
 def check_inputs(model: Any, features: Any) -> None:
-    """Refuse a dict of features for inputs in an OrderedDict of another order.
+    """Refuse a dict of features that Keras would give to each other's inputs.
 
-    Keras pairs them by position, a dict's values in the order of its sorted keys.
+    Keras pairs them by position: an OrderedDict in its own order, a dict in that of sorted keys.
 
     Args:
         model: any.
@@ -83,15 +83,20 @@ def check_inputs(model: Any, features: Any) -> None:
         SettingsError: names both orders, and the remedy.
     """
     declared = getattr(model, "_inputs_struct", None)
-    if not isinstance(declared, OrderedDict) or not isinstance(features, Mapping):
+    if not isinstance(declared, Mapping) or not isinstance(features, Mapping):
         return
-    given = [path[0] for path, _ in keras.tree.flatten_with_path(features)]
-    own = [path[0] for path, _ in keras.tree.flatten_with_path(declared)]
+    kind = type(model)
+    if kind.train_step is not keras.Model.train_step or kind.call is not Functional.call:
+        return  # it may order them itself
+    own, given = (
+        [".".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(each)]
+        for each in (declared, features)
+    )
     if given != own and set(given) == set(own):
         raise SettingsError(
             f"the model's inputs are an OrderedDict in the order {own}, and the batch is a dict, "
-            f"whose values Keras would take for them in the order {given}: each input would get "
-            "another's feature. Make the model of a dict: keras.Model(dict(inputs), outputs)"
+            f"whose values Keras takes in the order {given}: inputs would get each other's "
+            "features. Make the model of a dict: keras.Model(dict(inputs), outputs)"
         )
 
 
