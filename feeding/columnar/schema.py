@@ -139,7 +139,10 @@ def most_bytes(names: Iterable[str]) -> int:
 
 
 class FeedRow(tuple[Any, ...]):
-    """A row with named fields: equal to the tuple of its values, read by position or by name."""
+    """A row with named fields: equal to the tuple of its values, read by position or by name.
+
+    As in pyspark's Row, `name in row` looks for a field.
+    """
 
     __slots__ = ()
     __fields__: tuple[str, ...] = ()
@@ -150,9 +153,10 @@ class FeedRow(tuple[Any, ...]):
         return tuple.__getitem__(self, key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         return tuple.__getitem__(self, self._position(name, AttributeError))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.__fields__
 
     def _position(self, name: str, error: type[Exception]) -> int:
         try:
@@ -160,9 +164,14 @@ class FeedRow(tuple[Any, ...]):
         except ValueError:
             raise error(f"no field {name!r}; the row has {list(self.__fields__)}") from None
 
-    def asDict(self) -> dict[str, Any]:
-        """Return the fields as a dict."""
-        return dict(zip(self.__fields__, self, strict=True))
+    def asDict(self, recursive: bool = False) -> dict[str, Any]:
+        """Return the fields as a dict.
+
+        Args:
+            recursive: whether rows inside of the row, its lists and its dicts become dicts, too.
+        """
+        values = map(_as_dicts, self) if recursive else self
+        return dict(zip(self.__fields__, values, strict=True))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make_row, (self.__fields__, tuple(self))
@@ -170,6 +179,16 @@ class FeedRow(tuple[Any, ...]):
     def __repr__(self) -> str:
         fields = ", ".join(f"{k}={v!r}" for k, v in zip(self.__fields__, self, strict=True))
         return f"Row({fields})"
+
+
+def _as_dicts(value: Any) -> Any:
+    if isinstance(value, FeedRow):
+        return value.asDict(recursive=True)
+    if isinstance(value, list):
+        return list(map(_as_dicts, value))
+    if isinstance(value, dict):
+        return {key: _as_dicts(each) for key, each in value.items()}
+    return value
 
 
 def row_class(names: tuple[str, ...]) -> type[FeedRow]:

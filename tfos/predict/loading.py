@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,10 +216,17 @@ def _of_keras(source: ModelSource, model: Any, digest: str) -> LoadedModel:
     inputs = input_infos(model)
     takes_one = isinstance(model, keras.Sequential)
 
+    def packed(given: tuple[Any, ...]) -> Any:
+        if isinstance(model.input, OrderedDict):
+            by_name = dict(zip(inputs, given, strict=True))
+            given = tuple(by_name[key] for key in model.input)
+        return keras.tree.pack_sequence_as(model.input, list(given))
+
     @tf.function(input_signature=[_spec(each) for each in inputs.values()], autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow is not checked
     def run(*given: Any) -> list[Any]:
-        x = given[0] if takes_one else keras.tree.pack_sequence_as(model.input, list(given))
-        return list(map(_tensor, keras.tree.flatten(model(x, training=False))))
+        found = model(given[0] if takes_one else packed(given), training=False)
+        flat = in_order_of_names(model, "output", keras.tree.flatten(found))
+        return list(map(_tensor, flat))
 
     function = run.get_concrete_function()
     outputs = dict(zip(output_names(model), map(_info, function.structured_outputs), strict=True))
@@ -340,7 +348,7 @@ def input_infos(model: Any) -> dict[str, TensorInfo]:
         )
         for each, is_id in zip(model.inputs, takes_ids(model), strict=True)
     ]
-    return dict(zip(input_names(model), infos, strict=True))
+    return dict(zip(input_names(model), in_order_of_names(model, "input", infos), strict=True))
 
 
 def input_names(model: Any) -> list[str]:
@@ -350,8 +358,27 @@ def input_names(model: Any) -> list[str]:
         model: a functional or Sequential model of Keras 3.
     """
     names = [str(each.name) for each in model.inputs]
-    given = model.input if hasattr(model, "output_names") else None  # not of Sequential models
+    given = _nested(model, "input")
     return sorted(given) if isinstance(given, dict) else names
+
+
+def _nested(model: Any, which: str) -> Any:
+    return getattr(model, which) if hasattr(model, "output_names") else None  # not of Sequential
+
+
+def in_order_of_names(model: Any, which: str, flat: list[Any]) -> list[Any]:
+    """Return what belongs to inputs or outputs in the order of `input_names` or `output_names`.
+
+    Args:
+        model: a functional or Sequential model of Keras 3.
+        which: input or output.
+        flat: one item each in the order in which Keras flattens them, an OrderedDict in its own.
+    """
+    tensors = _nested(model, which)
+    if not isinstance(tensors, OrderedDict):
+        return flat
+    by_key = dict(zip(tensors, flat, strict=True))
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def output_names(model: Any) -> list[str]:

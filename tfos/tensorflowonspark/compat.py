@@ -18,7 +18,7 @@ from feeding.filesystem.location import LOCAL, parse
 from tfos.errors import UnsupportedError
 from tfos.files.export_target import SAVED_MODEL, refuse_other_content
 from tfos.files.paths import refuse_container
-from tfos.predict.loading import output_names
+from tfos.predict.loading import in_order_of_names, output_names
 from tfos.tensorflowonspark import gpu_info
 
 _AUTOMATIC = re.compile(r"keras_tensor(_\d+)?|input_layer(_\d+)?")
@@ -136,7 +136,8 @@ def _write(model: Any, directory: str) -> None:
 
     def serve(*values: Any) -> dict[str, Any]:
         found = model(given(list(values)), training=False)
-        return dict(zip(outputs, keras.tree.flatten(found), strict=True))
+        flat = in_order_of_names(model, "output", keras.tree.flatten(found))
+        return dict(zip(outputs, flat, strict=True))
 
     archive = archive_of(model)
     archive.add_endpoint("serve", serve, input_signature=specs)

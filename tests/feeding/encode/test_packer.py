@@ -190,9 +190,24 @@ def test_a_named_row_is_read_by_name_and_by_position_and_pickles():
     assert (row.x, row["label"], row[0]) == (1.5, "a", 1.5)
     assert row == (1.5, "a")
     assert row.asDict() == {"x": 1.5, "label": "a"}
+    assert repr(row) == "Row(x=1.5, label='a')"
     assert pickle.loads(pickle.dumps(row)).label == "a"
-    with pytest.raises(AttributeError, match="the row has"):
-        _ = row.missing
+    for missing in ("missing", "__missing__"):
+        with pytest.raises(AttributeError, match="the row has"):
+            getattr(row, missing)
+
+
+def test_a_row_is_asked_for_fields_and_becomes_dicts_as_in_pyspark():
+    Point = collections.namedtuple("Point", "x label")
+    Pair = collections.namedtuple("Pair", "first other")
+    (row,) = round_trip([Pair(Point(1.5, "a"), {"b": [Point(2.5, "first")]})])
+    assert "first" in row
+    assert "first" not in row.other["b"][0]  # a value
+    assert row.asDict() == {"first": row[0], "other": row[1]}
+    point = {"x": 2.5, "label": "first"}
+    found = row.asDict(recursive=True)
+    assert found == {"first": {"x": 1.5, "label": "a"}, "other": {"b": [point]}}
+    assert type(found["first"]) is type(found["other"]["b"][0]) is dict
 
 
 def test_vectors_of_spark_ml_are_read_through_toarray():
@@ -301,15 +316,20 @@ def test_the_row_number_counts_from_the_partition_start():
         round_trip(rows)
 
 
-def test_nesting_has_a_limit():
-    value: dict = {}
-    deep = value
-    for _ in range(12):
-        value["a"] = {}
-        value = value["a"]
-    value["a"] = 1
-    with pytest.raises(RowError, match="deeper than 8"):
-        round_trip([deep])
+@pytest.mark.parametrize(
+    ("inside_of", "text"),
+    [
+        (lambda value: {"a": value}, "values nest deeper than 8"),
+        (lambda value: [value], "impossible shape"),
+    ],
+)
+def test_nesting_has_a_limit(inside_of, text):
+    deep = 1
+    for _ in range(8):
+        deep = inside_of(deep)
+    assert round_trip([deep]) == [deep]
+    with pytest.raises(RowError, match=text):
+        round_trip([inside_of(deep)])
 
 
 def test_chunks_follow_bytes_whatever_the_row_width():

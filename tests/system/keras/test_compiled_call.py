@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,24 @@ def test_named_results_keep_their_order():
     )
     for _ in range(2):
         assert list(call(tf.constant(2.0))) == list(concrete(tf.constant(2.0)))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda given: {"loss": given, "accuracy": given + 1},
+        lambda given: OrderedDict(loss=given, accuracy=given + 1, z=given + 2),  # sorted by one
+        lambda given: {"b": tf.SparseTensor([[0]], [given], [1]), "a": given},
+    ],
+    ids=["dict", "ordered dict", "composite"],
+)
+def test_every_call_gives_the_results_by_the_names_that_the_function_gives(result):
+    call, concrete = called((tf.constant(2.0),), result)
+    for given in (2.0, 3.0):
+        found, expected = call(tf.constant(given)), concrete(tf.constant(given))
+        tf.nest.assert_same_structure(found, expected, expand_composites=True)
+        pairs = (tf.nest.flatten(each, expand_composites=True) for each in (found, expected))
+        assert all(np.array_equal(*pair) for pair in zip(*pairs, strict=True))
 
 
 def test_the_calling_thread_gives_what_tensorflows_threads_give():

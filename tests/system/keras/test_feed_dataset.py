@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 
 import keras
@@ -151,6 +152,23 @@ def test_forgotten_label_cols_are_named_before_the_first_step():
         feed_epochs(ctx.feed_channel, [rows_of(X[:40], Y[:40])], finish=True)
         with pytest.raises(SettingsError, match=r"has no labels.*label_cols='…'"):
             make_model().fit(FeedDataset(ctx, 4, ColumnRoles(feature_cols=0)), verbose=0)
+
+
+def test_features_that_keras_would_give_to_each_others_inputs_are_refused():
+    rows = [{"user": float(at), "price": 0.5, "label": 1.0} for at in range(8)]
+    columns = ColumnRoles(feature_cols={"user": "user", "price": "price"}, label_cols="label")
+    for kind, refused in ((OrderedDict, True), (dict, False)):
+        inputs = kind((name, keras.Input((1,), name=name)) for name in ("user", "price"))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs["user"] + 0 * inputs["price"]))
+        model.compile("sgd", "mse")
+        with serving() as cluster:
+            ctx = cluster.contexts[0]
+            feed_epochs(ctx.feed_channel, [rows], finish=True)
+            if refused:
+                with pytest.raises(SettingsError, match=r"order \['user', 'price'\].*dict\(inputs"):
+                    model.fit(FeedDataset(ctx, 4, columns), verbose=0)
+            else:
+                model.fit(FeedDataset(ctx, 4, columns), verbose=0)
 
 
 def test_progress_bar_and_evaluation_know_what_is_known(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ pytest.importorskip("tensorflow")
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras.data.label_shapes import check_has_labels, check_labels
+from tfos.keras.data.label_shapes import check_has_labels, check_inputs, check_labels
 
 pytestmark = pytest.mark.tf
 
@@ -81,6 +82,16 @@ def test_a_dict_of_outputs_is_named_by_its_keys_and_not_by_its_layers():
         check_labels(by_key(), {"buy": labels(8), "click": labels(8, 2)})
 
 
+def test_an_ordered_dict_of_outputs_keeps_its_order():
+    given = keras.Input((3,))
+    outputs = OrderedDict(one=keras.layers.Dense(1)(given), all=keras.layers.Dense(2)(given))
+    made = keras.Model(given, outputs)
+    made.compile(loss="mse")
+    check_labels(made, {"all": labels(8, 2), "one": labels(8)})
+    with pytest.raises(SettingsError, match=r"output 'one' have the shape \[batch, 2\]"):
+        check_labels(made, {"all": labels(8, 2), "one": labels(8, 2)})
+
+
 def two_of_one_layer() -> keras.Model:
     given = keras.Input((3,))
     _, *states = keras.layers.LSTM(1, return_state=True)(keras.layers.Reshape((3, 1))(given))
@@ -107,9 +118,45 @@ def test_one_array_of_labels_is_that_of_the_one_output_with_a_loss():
     assert check_labels(model(2, 1, loss=["mse", None]), labels(8, 2))
 
 
+def of_inputs(outer: type, inner: type = dict, kind: type = keras.Model) -> keras.Model:
+    user, price = keras.Input((1,)), keras.Input((1,), name="price")
+    outputs = keras.layers.Dense(1)(user - price)
+    return kind(outer(user=inner(z=user, a=price), price=price), outputs)
+
+
+def features(kind: type = dict) -> Any:
+    return kind(user=kind(z=labels(8, 1), a=labels(8, 1)), price=labels(8, 1))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(OrderedDict, dict), (dict, OrderedDict)], ids=["outer", "inner"]
+)
+def test_features_that_keras_takes_in_another_order_than_the_inputs_are_refused(
+    outer: type, inner: type
+):
+    with pytest.raises(SettingsError, match=r"user\.z.* each other's features\. .*dict\(inputs"):
+        check_inputs(of_inputs(outer, inner), features())
+
+
+class OwnCall(keras.Model):  # type: ignore[misc]  # Keras has no types
+    def call(self, inputs: Any, **options: Any) -> Any:
+        return super().call(inputs, **options)
+
+
 class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", [OwnStep, OwnCall])
+def test_a_model_of_the_user_may_order_the_features_itself(kind: type):
+    check_inputs(of_inputs(OrderedDict, kind=kind), features())
+
+
+def test_features_in_the_order_of_the_inputs_are_taken():
+    for kind in (dict, OrderedDict):
+        check_inputs(of_inputs(kind, kind), features(kind))
+    check_inputs(of_inputs(OrderedDict), {"user": labels(8, 1)})  # for Keras to refuse
 
 
 def own_step() -> keras.Model:

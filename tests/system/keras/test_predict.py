@@ -7,6 +7,7 @@ import gc
 import pickle
 import secrets
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import cloudpickle
@@ -370,6 +371,40 @@ def test_an_exported_keras_model_has_its_inputs_in_the_order_of_its_file(tmp_pat
         model = loading.loaded(loading.read_signature(ModelSource(path=str(path))))
         (found,) = model.call(list(map(tf.constant, x)))
         np.testing.assert_allclose(found, expected)
+
+
+def test_inputs_in_an_ordered_dict_are_those_of_their_names_and_of_the_models_file(tmp_path):
+    inputs = OrderedDict(
+        user=keras.Input((1,), name="user"), item=keras.Input((2,), name="item", dtype="int32")
+    )
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["user"]) * inputs["item"][:, :1])
+    model.save(tmp_path / "m.keras")
+    found = loading.input_infos(model)
+    assert found == {"item": TensorInfo("int32", (2,)), "user": TensorInfo("float32", (1,))}
+    saved = loading.read_signature(ModelSource(path=str(tmp_path / "m.keras"))).inputs
+    assert list(saved.items()) == list(found.items())
+
+
+@keras.saving.register_keras_serializable("test_predict")
+class Ordered(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its file has no inputs, so it has its OrderedDicts again when it is read."""
+
+    def __init__(self, **options):
+        given = OrderedDict((name, keras.Input((1,), name=name)) for name in ("user", "item"))
+        outputs = OrderedDict(z=given["user"] + 100 * given["item"], a=1 * given["user"])
+        super().__init__(given, outputs, **options)
+
+    def get_config(self):
+        return {}
+
+
+def test_a_model_that_makes_ordered_dicts_predicts_by_their_names(tmp_path):
+    Ordered().save(tmp_path / "m.keras")
+    model = loading._read(ModelSource(path=str(tmp_path / "m.keras")))
+    given = {"user": tf.constant([[1.0]]), "item": tf.constant([[2.0]])}
+    found = model.call([given[name] for name in model.inputs])
+    numbers = [each.numpy().item() for each in found]
+    assert dict(zip(model.outputs, numbers, strict=True)) == {"a": 1, "z": 201}
 
 
 def test_a_saved_model_that_does_not_tell_the_order_of_its_inputs_takes_named_ones_alone(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import OrderedDict
 
 import keras
 import numpy as np
@@ -50,6 +51,16 @@ def test_named_inputs_and_several_outputs_keep_their_names(tmp_path):
     compat.export_saved_model(by_name, str(tmp_path / "n"), True)
     named = read_signature(ModelSource(path=str(tmp_path / "n")))
     assert (sorted(named.inputs), sorted(named.outputs)) == (["a", "b"], ["one", "two"])
+
+
+def test_results_keep_their_names_whatever_the_order_of_an_ordered_dict(tmp_path):
+    given = keras.Input((2,), name="given")
+    outputs = OrderedDict(z=given + 1, a=keras.layers.Flatten(name="double")(given * 2))
+    compat.export_saved_model(keras.Model(given, outputs), str(tmp_path / "m"), True)
+    serve = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
+    found = serve(given=tf.constant([[1.0, 2.0]]))
+    np.testing.assert_array_equal(found["z"], [[2, 3]])
+    np.testing.assert_array_equal(found["a"], [[2, 4]])
 
 
 def test_a_model_without_fixed_inputs_is_refused(tmp_path):

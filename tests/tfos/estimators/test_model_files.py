@@ -305,8 +305,9 @@ def test_a_fit_that_went_on_from_an_older_checkpoint_than_the_models_was_interru
 
 
 @pytest.mark.parametrize("is_asked_for", [True, False], ids=["asked for", "not asked for"])
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["model loaded", "model trained here"])
 def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on(
-    tmp_path, fits, monkeypatch, is_asked_for
+    tmp_path, fits, monkeypatch, is_loaded, is_asked_for
 ):
     """Its rows are other ones, for all that is known."""
     estimator = untrained(tmp_path)
@@ -314,6 +315,9 @@ def test_a_fit_behind_one_that_failed_trains_all_its_epochs_unless_told_to_go_on
     estimator.fit(made)
     servers.save(tmp_path / "servers-00001", 40)
     model_files.write_fit(str(tmp_path), 1, b"model 1", 1)
+    if is_loaded:
+        estimator = untrained(tmp_path)
+        estimator.load_latest_checkpoint()
 
     def interrupted(*_: object) -> FitResult:
         servers.save(tmp_path / "servers-00001", 41)

@@ -36,7 +36,7 @@ from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper, has_length
 from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
-from tfos.keras.data.label_shapes import check_has_labels, check_labels
+from tfos.keras.data.label_shapes import check_has_labels, check_inputs, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
@@ -251,6 +251,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ready = self._heads.popleft()
         self.batches += 1
         self.rows += _num_rows(ready.values)
+        if self._unmatched is not None:
+            check_inputs(self._unmatched, ready.values[0])
         if self._unmatched is not None and len(ready.values) == 1:
             check_has_labels(self._unmatched, self._mapped.names)
             self._unmatched = None

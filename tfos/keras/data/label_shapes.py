@@ -4,7 +4,8 @@
         every label of a row is compared with the same unit, and the loss is their mean
 
 Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
-Keras' losses that compare element by element and do not refuse this themselves.
+Keras' losses that compare element by element and do not refuse this themselves; features that
+Keras would give to each other's inputs.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
 from tfos.errors import SettingsError
 
@@ -66,6 +68,36 @@ def check_labels(model: Any, labels: Any) -> bool:
                 "column; a loss of your own may compare them so"
             )
     return True
+
+
+def check_inputs(model: Any, features: Any) -> None:
+    """Refuse a dict of features that Keras would give to each other's inputs.
+
+    Keras pairs them by position: an OrderedDict in its own order, a dict in that of sorted keys.
+
+    Args:
+        model: any.
+        features: features of one batch, nested as Keras takes them.
+
+    Raises:
+        SettingsError: names both orders, and the remedy.
+    """
+    declared = getattr(model, "_inputs_struct", None)
+    if not isinstance(declared, Mapping) or not isinstance(features, Mapping):
+        return
+    kind = type(model)
+    if kind.train_step is not keras.Model.train_step or kind.call is not Functional.call:
+        return  # it may order them itself
+    own, given = (
+        [".".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(each)]
+        for each in (declared, features)
+    )
+    if given != own and set(given) == set(own):
+        raise SettingsError(
+            f"the model's inputs are an OrderedDict in the order {own}, and the batch is a dict, "
+            f"whose values Keras takes in the order {given}: inputs would get each other's "
+            "features. Make the model of a dict: keras.Model(dict(inputs), outputs)"
+        )
 
 
 def check_has_labels(model: Any, columns: Sequence[str]) -> None:
@@ -123,13 +155,18 @@ def _each_its_own(model: Any, count: int) -> str:
 
 
 def _names(model: Any, count: int) -> list[str]:
-    """Return the keys of a dict of outputs, which Keras asks of losses and labels; else names."""
+    """Return the keys of a dict of outputs, which Keras asks of losses and labels; else names.
+
+    They are in the order of `model.outputs`, which an OrderedDict gives them.
+    """
     names = getattr(model, "output_names", None)
     if names is None:  # of a Sequential
         return [model.layers[-1].name]
     by_key = model.output
     is_flat = isinstance(by_key, Mapping) and len(by_key) == count
-    return sorted(by_key) if is_flat else list(names)
+    if not is_flat:
+        return list(names)
+    return [path[0] for path, _ in keras.tree.flatten_with_path(by_key)]
 
 
 def _part(nested: Any, at: int, name: str, count: int) -> Any:
