@@ -326,7 +326,10 @@ def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
             "each process numbers its layers: Embedding(…, table='user')"
         )
     for name, spec in mine.items():
-        if differing := differences(spec, theirs[name], spec.__struct_fields__):
+        other = theirs[name]
+        if "any" in (spec.id_source, other.id_source):  # a layer may learn it later
+            other = msgspec.structs.replace(other, id_source=spec.id_source)
+        if differing := differences(spec, other, spec.__struct_fields__):
             raise UnsupportedModel(
                 f"table {name!r} of this worker's model and of the parameter servers differ: "
                 f"{differing}; give its Embedding the same settings everywhere"
