@@ -162,8 +162,8 @@ def recipe_of(
     _check(model, "model= is")
     if not model.built:
         raise SettingsError(
-            "the model has no weights yet. Add keras.Input(shape), call model.build(input_shape), "
-            f"or pass {maker}="
+            "the model has no weights yet. Add keras.Input(shape), call the model once, "
+            f"model(x[:1]), or pass {maker}="
         )
     content = content_of(model)
     if _has_unnamed_function(content):

@@ -109,8 +109,8 @@ def check_exportable(model: object) -> None:
         raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
     if not (model.built or has_built_layers(model)):
         raise SettingsError(
-            "the model was never built, so it has no weights to export; train it first, or call "
-            "model.build(input_shape)"
+            "the model was never built, so it has no weights to export; train it first, or call it "
+            "once, model(x[:1])"
         )
 
 

@@ -273,7 +273,7 @@ def test_a_checkpoint_of_another_model_says_where_they_differ(tmp_path):
             evaluating.run()
 
 
-def test_data_that_can_be_read_once_and_models_without_shape_are_refused(tmp_path):
+def test_data_that_can_be_read_once_are_refused(tmp_path):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")
         saved = SavedParameters(build(), training.directory, storage_at)
@@ -282,10 +282,18 @@ def test_data_that_can_be_read_once_and_models_without_shape_are_refused(tmp_pat
             CheckpointEvaluation(saved, context, {"x": iter([DATA])}, 1.0)
         with pytest.raises(SettingsError, match="poll_s must be > 0"):
             CheckpointEvaluation(saved, context, DATA, 0.0)
-        unbuilt = keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
+def test_a_model_without_shapes_is_refused_until_it_was_called(tmp_path):
+    for unbuilt in (keras.Sequential([keras.layers.Dense(1)]), OfOwnClass()):
         unbuilt.compile("adam", "mse")
-        with pytest.raises(SettingsError, match="is not built"):
-            SavedParameters(unbuilt, training.directory, storage_at)
+        if isinstance(unbuilt, OfOwnClass):
+            unbuilt.build((None, 3))  # Keras makes no weights of an own class
+        with pytest.raises(SettingsError, match=r"is not built.* once first, model\(x\[:1\]\)"):
+            SavedParameters(unbuilt, str(tmp_path), storage_at)
+        unbuilt(IDS[:1])
+        assert SavedParameters(unbuilt, str(tmp_path), storage_at).newest() is None
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -46,7 +46,7 @@ class SavedParameters:
         if not tensors.is_built(model):
             raise SettingsError(
                 f"the model {model.name!r} is not built, so its parameters are unknown; give it an "
-                "Input, or call model.build(input_shape) first"
+                "Input, or call it once first, model(x[:1])"
             )
         self.model = model
         self.directory = directory
