@@ -160,7 +160,7 @@ def recipe_of(
             )
         return ModelRecipe(model_fn=model_fn, custom_objects=custom)
     _check(model, "model= is")
-    if not model.built:
+    if not (model.built and model.weights):  # Keras' build makes none of an own class
         raise SettingsError(
             "the model has no weights yet. Add keras.Input(shape), call the model once, "
             f"model(x[:1]), or pass {maker}="

@@ -17,7 +17,9 @@ from tests.support.keras_training import DEADLINE_S, serving
 from tests.support.waiting import wait_until
 from tests.system.keras.test_file_dataset import rows_of, write
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.estimators.recipe import recipe_of
 from tfos.keras import Embedding
+from tfos.keras.export import check_exportable
 from tfos.keras.fit.checkpoint_evaluation import LAST_TRIES, CheckpointEvaluation
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
@@ -285,6 +287,7 @@ def test_data_that_can_be_read_once_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
+@pytest.mark.filterwarnings("ignore:the model is a OfOwnClass without fixed inputs:UserWarning")
 def test_a_model_without_shapes_is_refused_until_it_was_called(tmp_path):
     for unbuilt in (keras.Sequential([keras.layers.Dense(1)]), OfOwnClass()):
         unbuilt.compile("adam", "mse")
@@ -292,8 +295,14 @@ def test_a_model_without_shapes_is_refused_until_it_was_called(tmp_path):
             unbuilt.build((None, 3))  # Keras makes no weights of an own class
         with pytest.raises(SettingsError, match=r"is not built.* once first, model\(x\[:1\]\)"):
             SavedParameters(unbuilt, str(tmp_path), storage_at)
+        with pytest.raises(SettingsError, match=r"never built.* once, model\(x\[:1\]\)"):
+            check_exportable(unbuilt)
+        with pytest.raises(SettingsError, match=r"no weights yet.* once, model\(x\[:1\]\)"):
+            recipe_of(unbuilt, None)
         unbuilt(IDS[:1])
         assert SavedParameters(unbuilt, str(tmp_path), storage_at).newest() is None
+        check_exportable(unbuilt)
+        assert recipe_of(unbuilt, None).content
 
 
 @keras.saving.register_keras_serializable(package="tests")
