@@ -303,6 +303,10 @@ def test_a_model_without_shapes_is_refused_until_it_was_called(tmp_path):
         assert SavedParameters(unbuilt, str(tmp_path), storage_at).newest() is None
         check_exportable(unbuilt)
         assert recipe_of(unbuilt, None).content
+    rescales = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(2.0)])
+    rescales.compile("sgd", "mse")
+    check_exportable(rescales)
+    assert recipe_of(rescales, None).content  # which is to have no weights
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -334,11 +338,18 @@ def test_a_model_of_a_file_that_lacks_the_dtype_of_its_ids_takes_trained_paramet
     assert loaded.rows.takes_text is None
     saved = SavedParameters(loaded, saves, storage_at)
     saved.load()
+    import tensorflow as tf
+
+    text = tf.constant([["1", "2", "3"]])
+    with pytest.raises(UnsupportedModel, match="gets strings, but got integers before"):
+        loaded(text)  # whose hashes have no rows
     assert loaded.evaluate(IDS, Y, verbose=0) == expected
     saved.close()
     with serving() as servers:
         servers.contexts[0].client.restore(saves)
         resumed = distribute(keras.models.load_model(file), servers.contexts[0])
+        with pytest.raises(UnsupportedModel, match="gets strings, but got integers before"):
+            resumed.predict(tf.data.Dataset.from_tensors(text), verbose=0)
         assert resumed.evaluate(IDS, Y, verbose=0) == expected
 
 

@@ -22,6 +22,7 @@ from tfos.keras.fit.local import LocalServer
 from tfos.keras.step import variables
 from tfos.keras.step.adapted_layers import check_like, recorded
 from tfos.keras.step.attach import adopt_frozen, check_same
+from tfos.keras.step.table_specs import learn_id_sources
 from tfos.keras.step.tables import ServerRows
 
 FROZEN_TIMEOUT_S = 60.0
@@ -107,6 +108,7 @@ class SavedParameters:
             frozen = self._found.frozen
             adopt_frozen(client, self.model, ours, frozen, timeout_s=FROZEN_TIMEOUT_S)
         if self._found.embeddings:
+            learn_id_sources(self._found.embeddings, saved.tables)
             rows = ServerRows(client, server)
             for layer in self._found.embeddings:
                 layer.bind(rows)
