@@ -141,14 +141,15 @@ class ShardSnapshot:
         self, guard: CopyOnWrite, clock: int, save_id: str, base: Mapping[UnitKey, int] = NO_BASE
     ) -> None:
         dense = guard.dense
+        self.manifest = dense.manifest
         self.frozen = dense.frozen
-        self.manifest = self.frozen.manifest
         self.layout = dense.layout
         self.buckets = dense.buckets
         self.clock = clock
         self.save_id = save_id
         self._metadata = guard.metadata.texts()
         self._num_metadata_changes = guard.metadata.num_changes
+        self._num_taken = dense.num_taken
         self._ending = threading.Lock()
         self._is_written = self._is_released = False
         self._expires_s = time.monotonic() + UNWRITTEN_S
@@ -252,7 +253,7 @@ class ShardSnapshot:
 
     def num_changes(self) -> int:
         """`CopyOnWrite.num_changes` at the snapshot, once all are copied."""
-        buckets = sum(self._versions.values()) + self.frozen.num_changes
+        buckets = sum(self._versions.values()) + self._num_taken
         rows = sum(segment.version + segment.num_loads for segment in self.segments)
         return self.clock + self._num_metadata_changes + buckets + rows
 

@@ -49,6 +49,7 @@ Array = np.ndarray[Any, Any]
 class ShardSource(Protocol):
     """The interface of a shard to save: ps.dense.shard.DenseShard, or a snapshot of one."""
 
+    manifest: Manifest
     buckets: tuple[Bucket, ...]
     frozen: FrozenValues
 
@@ -151,7 +152,7 @@ def _write(
     steps: list[int] = []
     digests: list[str] = []
     num_bytes = 0
-    manifest = shard.frozen.manifest
+    manifest = shard.manifest
     layout = Layout.of(manifest)
     for bucket in shard.buckets:
         if portion.is_unchanged(bucket.id):

@@ -8,7 +8,6 @@ Threads: filled by one before anybody else sees it; immutable from then on, so t
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,9 @@ class FrozenValues:
         manifest: what is trained. Its frozen groups may be none.
         rank: this server's rank.
         num_servers: servers that share the buckets.
-        num_changes: 1 if they come to a shard that serves already, so that a save has them.
     """
 
-    def __init__(
-        self, manifest: Manifest, *, rank: int, num_servers: int, num_changes: int = 0
-    ) -> None:
-        self.manifest = manifest
-        self.num_changes = num_changes
+    def __init__(self, manifest: Manifest, *, rank: int, num_servers: int) -> None:
         layout = Layout.frozen(manifest)
         owned = deal(layout.bucket_bytes(), num_servers)[rank]
         self.buckets: tuple[Bucket, ...] = layout.buckets[owned.start : owned.stop]
@@ -50,13 +44,6 @@ class FrozenValues:
     def nbytes(self) -> int:
         """Bytes of the values."""
         return sum(bucket.nbytes for bucket in self.buckets)
-
-    def with_limits_of(self, manifest: Manifest) -> FrozenValues:
-        """Return these values with the tables' LIMITS of a manifest, as a change for a save."""
-        found = copy.copy(self)
-        found.manifest = self.manifest.with_limits_of(manifest)
-        found.num_changes = self.num_changes + 1
-        return found
 
     def load(self, bucket_id: int, values: Array) -> None:
         """Set a bucket's values: 1-d, of its dtype and size.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ps.dense.ema import MovingAverage
@@ -109,7 +110,11 @@ class DenseShard:
     def __init__(
         self, manifest: Manifest, *, rank: int, num_servers: int, num_workers: int
     ) -> None:
-        self.take_frozen(FrozenValues(manifest, rank=rank, num_servers=num_servers))
+        self.manifest = manifest
+        """What is trained, and saved; only `take` changes it."""
+        self.frozen = FrozenValues(manifest, rank=rank, num_servers=num_servers)
+        self.num_taken = 0
+        """Calls of `take`, each a change that a save holds."""
         self.num_servers = num_servers
         self.num_workers = num_workers
         self.layout = Layout.of(manifest)
@@ -135,10 +140,19 @@ class DenseShard:
         self.value_nbytes = sum(bucket.nbytes for bucket in self.buckets)
         """Bytes of the owned values: what one whole pull of this server moves."""
 
-    def take_frozen(self, frozen: FrozenValues) -> None:
-        """Hold these frozen values; also later, where a restore had none."""
-        self.frozen = frozen
-        self.manifest = frozen.manifest
+    def take(self, manifest: Manifest, frozen: FrozenValues | None) -> None:
+        """Take what a seed may change while the shard serves; no snapshot is made meanwhile.
+
+        Args:
+            manifest: the seed's, of which the tables' LIMITS count, and with `frozen` the groups.
+            frozen: values of its frozen groups; None: those of the shard stay.
+        """
+        taken = self.manifest.with_limits_of(manifest)
+        if frozen is not None:
+            self.frozen = frozen  # first: whoever finds the groups finds their values
+            taken = msgspec.structs.replace(taken, groups=manifest.groups)
+        self.manifest = taken
+        self.num_taken += 1
 
     @property
     def bucket_ids(self) -> tuple[int, ...]:
@@ -148,7 +162,7 @@ class DenseShard:
     @property
     def num_changes(self) -> int:
         """Changes of all buckets together; no lock is taken."""
-        return self.frozen.num_changes + sum(owned.version for owned in self._by_id.values())
+        return self.num_taken + sum(owned.version for owned in self._by_id.values())
 
     @property
     def is_trained(self) -> bool:

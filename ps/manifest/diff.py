@@ -70,7 +70,7 @@ def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
 def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:
     for field in TableSpec.__struct_fields__:
         one, other = getattr(ours, field), getattr(theirs, field)
-        if one != other:
+        if one != other and field != "id_source":  # which no hash has
             yield f"table {ours.name!r}: expected {field} {one!r}, found {other!r}"
 
 

@@ -9,8 +9,7 @@ Threads: `handle` is called by one thread per connection; what it shares guards 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -67,15 +66,6 @@ def _event_of(request: messages.Join | messages.Leave | messages.Finish) -> Even
     if isinstance(request, messages.Leave):
         return lambda policy, worker: policy.on_leave(worker)
     return lambda policy, worker: policy.on_finish(worker)
-
-
-@contextmanager
-def _change(shard: ServingShard, call: Call) -> Iterator[None]:
-    """Let a caller change what is served, unless it was replaced; no fence comes between."""
-    with shard.gate.between_clocks():
-        if (attempt := attempt_of(call.peer)) is not None:
-            shard.gate.hear(*attempt)
-        yield
 
 
 def _read_frozen(call: Call, frozen: FrozenValues) -> None:
@@ -273,8 +263,7 @@ class Service:
         elif request.replaces:
             self._replace_seed(call, request, manifest)
         self._refuse_other(manifest)
-        self._take_missing_frozen(call, manifest)
-        self._take_limits(call, manifest)
+        self._take_changes(call, manifest)
         call.discard_rest()
         self._reply_description(call)
 
@@ -284,30 +273,29 @@ class Service:
         self._check_seed_size(call, manifest)
         frozen = self._new_frozen(manifest)
         _read_frozen(call, frozen)
-        self.life.loaded().replace_seed(call, request, frozen)
+        self.life.loaded().replace_seed(call, request, manifest, frozen)
 
-    def _take_missing_frozen(self, call: Call, manifest: Manifest) -> None:
-        """Take a seed's frozen groups to a shard whose checkpoint had none."""
-        shard = self.life.loaded()
-        if shard.dense.manifest.frozen_groups or not manifest.frozen_groups:
-            return
-        frozen = self._new_frozen(manifest)
-        if call.remaining < frozen.nbytes:
-            raise ShapeError(
-                f"seed brought {call.remaining} bytes of values, the frozen buckets of "
-                f"ps:{self.settings.rank} take {frozen.nbytes}"
-            )
-        _read_frozen(call, frozen)
-        with _change(shard, call):
-            shard.dense.take_frozen(frozen)
+    def _take_changes(self, call: Call, manifest: Manifest) -> None:
+        """Take what the program of a run that resumes may bring to the checkpoint's parameters.
 
-    def _take_limits(self, call: Call, manifest: Manifest) -> None:
-        """Take a seed's limits of tables: the program of a run that resumes may have others."""
+        These are frozen groups, if the checkpoint had none, and limits of tables.
+        """
         shard = self.life.loaded()
-        if shard.manifest.limits_hash() == manifest.limits_hash():
+        frozen: FrozenValues | None = None
+        if manifest.frozen_groups and not shard.manifest.frozen_groups:
+            frozen = self._new_frozen(manifest)
+            if call.remaining < frozen.nbytes:
+                raise ShapeError(
+                    f"seed brought {call.remaining} bytes of values, the frozen buckets of "
+                    f"ps:{self.settings.rank} take {frozen.nbytes}"
+                )
+            _read_frozen(call, frozen)
+        if frozen is None and shard.manifest.limits_hash() == manifest.limits_hash():
             return
-        with _change(shard, call):
-            shard.set_limits(manifest)
+        with shard.gate.between_clocks():  # no fence comes between
+            if (attempt := attempt_of(call.peer)) is not None:
+                shard.gate.hear(*attempt)
+            shard.take(manifest, frozen)
 
     def _new_dense(self, manifest: Manifest) -> DenseShard:
         """Make the values of this server; loads or compiles the kernels, before SERVING."""
@@ -321,14 +309,8 @@ class Service:
         )
 
     def _new_frozen(self, manifest: Manifest) -> FrozenValues:
-        """Make frozen values that take the place of those of the shard."""
-        settings, dense = self.settings, self.life.loaded().dense
-        return FrozenValues(
-            manifest.with_limits_of(dense.manifest),  # a seed's limits come with _take_limits
-            rank=settings.rank,
-            num_servers=settings.num_servers,
-            num_changes=dense.frozen.num_changes + 1,
-        )
+        settings = self.settings
+        return FrozenValues(manifest, rank=settings.rank, num_servers=settings.num_servers)
 
     def _new_tables(
         self, manifest: Manifest, segments: Mapping[str, int] | None = None
@@ -415,21 +397,22 @@ class Service:
         )
 
     def _pull_frozen(self, call: Call, request: messages.PullFrozen) -> None:
-        shard = self.life.loaded()
-        frozen, rank = shard.dense.frozen, self.settings.rank
-        groups = frozen.manifest.frozen_groups
+        shard, rank = self.life.loaded(), self.settings.rank
+        manifest = shard.manifest
+        groups = manifest.frozen_groups
         if not groups:
             raise ServerPhaseError(
                 f"ps:{rank} has no frozen weights: its checkpoint had none, and the chief has not "
                 "seeded them yet",
                 {"missing": "frozen"},
             )
-        if frozen.manifest.frozen_hash() != request.frozen_hash:
+        if manifest.frozen_hash() != request.frozen_hash:
             held = ", ".join(f"{each.name!r} with {each.num_elements} elements" for each in groups)
             raise ManifestMismatch(
                 f"ps:{rank} has other frozen weights than the caller: {held}; build the same model "
                 "on every worker"
             )
+        frozen = shard.dense.frozen
         call.reply(messages.encode(Ack(shard.gate.clock)), frozen.views())
         self._counters.add_sent(frozen.nbytes)
 

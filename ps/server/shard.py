@@ -152,12 +152,12 @@ class ServingShard:
                 "attach() again to get the shard's"
             )
 
-    def set_limits(self, manifest: Manifest) -> None:
-        """Have the tables' LIMITS of a manifest; the caller holds the barriers open."""
-        self.dense.take_frozen(self.dense.frozen.with_limits_of(manifest))
-        specs = {spec.name: spec for spec in self.manifest.tables}
-        for table in self._guard.tables:
-            table.set_limits(specs[table.spec.name])
+    def take(self, manifest: Manifest, frozen: FrozenValues | None) -> None:
+        """See DenseShard.take; the tables have the new LIMITS, too. Hold the barriers open."""
+        self.dense.take(manifest, frozen)
+        for table, spec in zip(self._guard.tables, self.manifest.tables, strict=True):
+            if spec != table.spec:
+                table.set_limits(spec)
 
     def answer_tables(self, call: Incoming, request: TableRequest) -> None:
         """Answer a request to the tables.
@@ -326,12 +326,15 @@ class ServingShard:
             self.dense.check_finite(bucket_id, values)
             self.dense.set_values(bucket_id, values)
 
-    def replace_seed(self, call: Incoming, request: messages.Seed, frozen: FrozenValues) -> None:
+    def replace_seed(
+        self, call: Incoming, request: messages.Seed, manifest: Manifest, frozen: FrozenValues
+    ) -> None:
         """Take the values of a seed instead of one that not all servers have.
 
         Args:
             call: the request at the listener; what is left of its payload is the values.
             request: its decoded meta.
+            manifest: the seed's.
             frozen: the seed's frozen values.
 
         Raises:
@@ -349,7 +352,7 @@ class ServingShard:
                 if self.dense.is_trained:
                     raise self._trained_alone()
                 self._set_values(staged)
-                self.dense.take_frozen(frozen)
+                self.take(manifest, frozen)
                 self.seed_id = request.seed_id
         finally:
             self._pool.give(staged)

@@ -160,10 +160,13 @@ def recipe_of(
             )
         return ModelRecipe(model_fn=model_fn, custom_objects=custom)
     _check(model, "model= is")
-    if not model.built:
+    from tfos.keras.built import has_built_layers
+
+    # Keras' build makes no weights of an own class; a model of Rescaling alone is to have none.
+    if not (model.built and (model.weights or has_built_layers(model))):
         raise SettingsError(
-            "the model has no weights yet. Add keras.Input(shape), call model.build(input_shape), "
-            f"or pass {maker}="
+            "the model has no weights yet. Add keras.Input(shape), call the model once, "
+            f"model(x[:1]), or pass {maker}="
         )
     content = content_of(model)
     if _has_unnamed_function(content):

@@ -107,10 +107,11 @@ def check_exportable(model: object) -> None:
     """
     if not isinstance(model, keras.Model):
         raise SettingsError(f"ctx.export takes a Keras model, got {type(model).__qualname__}")
-    if not (model.built or has_built_layers(model)):
+    is_built = model.built and model.weights  # Keras' build makes none of an own class
+    if not (is_built or has_built_layers(model)):
         raise SettingsError(
-            "the model was never built, so it has no weights to export; train it first, or call "
-            "model.build(input_shape)"
+            "the model was never built, so it has no weights to export; train it first, or call it "
+            "once, model(x[:1])"
         )
 
 

@@ -317,7 +317,7 @@ def test_a_save_that_only_some_servers_have_them_in_is_not_committed(tmp_path: P
         client = bed.client()
         client.restore(tmp_path)
         first = bed.servers[0]._service.life.loaded()
-        first.dense.take_frozen(FrozenValues(MANIFEST, rank=0, num_servers=2, num_changes=1))
+        first.take(MANIFEST, FrozenValues(MANIFEST, rank=0, num_servers=2))
         with pytest.raises(CheckpointError, match=r"some shards lack them\. The save is not"):
             client.save(tmp_path, 2)
         client.seed(MANIFEST, values(5))

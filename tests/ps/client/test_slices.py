@@ -15,6 +15,7 @@ from ps.errors import ShapeError
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
 from ps.manifest.sharding import deal
+from tests.support.tables import table, with_tables
 
 sizes = st.lists(st.integers(0, 300), min_size=1, max_size=3)
 
@@ -177,3 +178,9 @@ def test_another_order_of_the_same_parameters_is_a_difference():
     assert manifest_differences(one, other) == (
         "group 'g': the same parameters in another order, expected 'a' where 'b' was found",
     )
+
+
+def test_what_ids_are_made_of_is_no_difference_as_no_hash_has_it():
+    one, other = (with_tables(table(id_source=each)) for each in ("any", "strings"))
+    assert one.hash() == other.hash()
+    assert manifest_differences(one, other) == ()

@@ -232,10 +232,10 @@ def test_a_chief_that_is_lost_while_its_frozen_weights_are_read_has_brought_none
     old.seed(MANIFEST, filled(MANIFEST, 1.0))
     manifest, server = with_frozen(MANIFEST), bed.servers[0]
     values = {**filled(manifest), **frozen_arrays(manifest, 3)}
-    held = Interrupted(monkeypatch, server._service, "_take_missing_frozen")
+    held = Interrupted(monkeypatch, server._service, "_take_changes")
     end = held.lose(server, ZERO, lambda: old.seed(manifest, values))
     assert isinstance(end, StaleGeneration)
-    assert not server._service.life.loaded().dense.manifest.frozen_groups
+    assert not server._service.life.loaded().manifest.frozen_groups
 
 
 def test_no_process_of_a_worker_arrives_while_a_loss_is_told():

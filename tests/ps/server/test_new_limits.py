@@ -165,8 +165,8 @@ def test_frozen_weights_that_come_with_new_limits_are_both_taken_and_saved(tmp_p
         seed(client, user(max_rows=200))
         client.save(tmp_path, None)
         client.seed(now, filled(now) | frozen_arrays(now, 1))
-        push(client, IDS[:300])
         assert client.stats()[0].tables[0].max_rows == 300
+        push(client, IDS[:300])
 
 
 def test_frozen_weights_after_new_limits_are_a_change(tmp_path):

@@ -17,13 +17,19 @@ from tests.support.keras_training import DEADLINE_S, serving
 from tests.support.waiting import wait_until
 from tests.system.keras.test_file_dataset import rows_of, write
 from tfos.errors import SettingsError, UnsupportedModel
+from tfos.estimators.recipe import recipe_of
 from tfos.keras import Embedding
+from tfos.keras.export import check_exportable
 from tfos.keras.fit.checkpoint_evaluation import LAST_TRIES, CheckpointEvaluation
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.saved_parameters import SavedParameters
 from tfos.worker.reports.epoch_reports import EpochReports
 
-pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.timeout(110),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
+]
 
 RANDOM = np.random.default_rng(0)
 IDS = RANDOM.integers(0, 40, (48, 3))
@@ -269,7 +275,7 @@ def test_a_checkpoint_of_another_model_says_where_they_differ(tmp_path):
             evaluating.run()
 
 
-def test_data_that_can_be_read_once_and_models_without_shape_are_refused(tmp_path):
+def test_data_that_can_be_read_once_are_refused(tmp_path):
     with serving() as servers:
         training = Training(servers, tmp_path / "saves")
         saved = SavedParameters(build(), training.directory, storage_at)
@@ -278,7 +284,86 @@ def test_data_that_can_be_read_once_and_models_without_shape_are_refused(tmp_pat
             CheckpointEvaluation(saved, context, {"x": iter([DATA])}, 1.0)
         with pytest.raises(SettingsError, match="poll_s must be > 0"):
             CheckpointEvaluation(saved, context, DATA, 0.0)
-        unbuilt = keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
+@pytest.mark.filterwarnings("ignore:the model is a OfOwnClass without fixed inputs:UserWarning")
+def test_a_model_without_shapes_is_refused_until_it_was_called(tmp_path):
+    for unbuilt in (keras.Sequential([keras.layers.Dense(1)]), OfOwnClass()):
         unbuilt.compile("adam", "mse")
-        with pytest.raises(SettingsError, match="is not built"):
-            SavedParameters(unbuilt, training.directory, storage_at)
+        if isinstance(unbuilt, OfOwnClass):
+            unbuilt.build((None, 3))  # Keras makes no weights of an own class
+        with pytest.raises(SettingsError, match=r"is not built.* once first, model\(x\[:1\]\)"):
+            SavedParameters(unbuilt, str(tmp_path), storage_at)
+        with pytest.raises(SettingsError, match=r"never built.* once, model\(x\[:1\]\)"):
+            check_exportable(unbuilt)
+        with pytest.raises(SettingsError, match=r"no weights yet.* once, model\(x\[:1\]\)"):
+            recipe_of(unbuilt, None)
+        unbuilt(IDS[:1])
+        assert SavedParameters(unbuilt, str(tmp_path), storage_at).newest() is None
+        check_exportable(unbuilt)
+        assert recipe_of(unbuilt, None).content
+    rescales = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(2.0)])
+    rescales.compile("sgd", "mse")
+    check_exportable(rescales)
+    assert recipe_of(rescales, None).content  # which is to have no weights
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class OfOwnClass(keras.Model):  # type: ignore[misc]  # Keras has no types
+    def __init__(self, **of_layer: Any) -> None:
+        super().__init__(**of_layer)
+        self.rows = Embedding(5, table="user", combiner="mean")
+        self.head = keras.layers.Dense(1, name="head")
+
+    def call(self, ids: Any) -> Any:
+        return self.head(self.rows(ids))
+
+
+def test_a_model_of_a_file_that_lacks_the_dtype_of_its_ids_takes_trained_parameters(tmp_path):
+    """Keras builds a model of an own class from the shapes of its file alone."""
+    saves, file = str(tmp_path / "saves"), tmp_path / "first.keras"
+    made = OfOwnClass()
+    made.compile("sgd", "mse")
+    made(IDS)
+    made.save(file)
+    with serving() as servers:
+        client = servers.contexts[0].client
+        model = distribute(made, servers.contexts[0])
+        model.fit(IDS, Y, batch_size=16, verbose=0)
+        assert client.manifest.tables[0].id_source == "integers"
+        client.save(saves, None)
+        expected = model.evaluate(IDS, Y, verbose=0)
+    loaded = keras.models.load_model(file)
+    assert loaded.rows.takes_text is None
+    saved = SavedParameters(loaded, saves, storage_at)
+    saved.load()
+    import tensorflow as tf
+
+    text = tf.constant([["1", "2", "3"]])
+    with pytest.raises(UnsupportedModel, match="gets strings, but got integers before"):
+        loaded(text)  # whose hashes have no rows
+    assert loaded.evaluate(IDS, Y, verbose=0) == expected
+    saved.close()
+    with serving() as servers:
+        servers.contexts[0].client.restore(saves)
+        resumed = distribute(keras.models.load_model(file), servers.contexts[0])
+        with pytest.raises(UnsupportedModel, match="gets strings, but got integers before"):
+            resumed.predict(tf.data.Dataset.from_tensors(text), verbose=0)
+        assert resumed.evaluate(IDS, Y, verbose=0) == expected
+
+
+def test_a_checkpoint_of_other_kinds_of_ids_is_refused(tmp_path):
+    def model_of(dtype: str) -> keras.Model:
+        ids = keras.Input((3,), dtype=dtype)
+        rows = Embedding(5, table="user", combiner="mean")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+        return model
+
+    with serving() as servers:
+        distribute(model_of("string"), servers.contexts[0])
+        servers.contexts[0].client.save(tmp_path, None)
+    saved = SavedParameters(model_of("int64"), str(tmp_path), storage_at)
+    with pytest.raises(UnsupportedModel, match="id_source 'integers' and 'strings'"):
+        saved.load()

@@ -161,7 +161,7 @@ def _inputs(x: Any) -> Inputs:
     if not isinstance(x, tf.Tensor):
         raise UnsupportedModel(
             f"cannot build the model from an input of type {type(x).__name__}; build it before "
-            "ctx.distribute(model), for example with model.build(input_shape)"
+            "ctx.distribute(model): call it once, model(x[:1])"
         )
     return Input(x.dtype.name, tuple(x.shape[1:]))
 

@@ -22,6 +22,7 @@ from tfos.keras.fit.local import LocalServer
 from tfos.keras.step import variables
 from tfos.keras.step.adapted_layers import check_like, recorded
 from tfos.keras.step.attach import adopt_frozen, check_same
+from tfos.keras.step.table_specs import learn_id_sources
 from tfos.keras.step.tables import ServerRows
 
 FROZEN_TIMEOUT_S = 60.0
@@ -46,7 +47,7 @@ class SavedParameters:
         if not tensors.is_built(model):
             raise SettingsError(
                 f"the model {model.name!r} is not built, so its parameters are unknown; give it an "
-                "Input, or call model.build(input_shape) first"
+                "Input, or call it once first, model(x[:1])"
             )
         self.model = model
         self.directory = directory
@@ -107,6 +108,7 @@ class SavedParameters:
             frozen = self._found.frozen
             adopt_frozen(client, self.model, ours, frozen, timeout_s=FROZEN_TIMEOUT_S)
         if self._found.embeddings:
+            learn_id_sources(self._found.embeddings, saved.tables)
             rows = ServerRows(client, server)
             for layer in self._found.embeddings:
                 layer.bind(rows)

@@ -32,6 +32,7 @@ from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 from tfos.keras.step.adapted_layers import renewing_normalization
 from tfos.keras.step.settings import Settings
+from tfos.keras.step.table_specs import learn_id_sources
 from tfos.keras.step.variables import VariableGroup, Variables
 
 ATTACH_TIMEOUT_S = READY_TIMEOUT_S + 600.0
@@ -120,6 +121,7 @@ def attach(
             _save_limits(manifest, served, save)
     adopted = client.attach(timeout_s=timeout_s)
     check_same(manifest, adopted)
+    learn_id_sources(variables.embeddings, adopted.tables)
     manifest = msgspec.structs.replace(manifest, bucket_bytes=adopted.bucket_bytes)
     adopt_frozen(client, model, manifest, variables.frozen, timeout_s=timeout_s)
     return num_updates
@@ -326,6 +328,8 @@ def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
             "each process numbers its layers: Embedding(…, table='user')"
         )
     for name, spec in mine.items():
+        if "any" in (spec.id_source, theirs[name].id_source):  # a layer that was not called yet
+            spec = msgspec.structs.replace(spec, id_source=theirs[name].id_source)  # noqa: PLW2901
         if differing := differences(spec, theirs[name], spec.__struct_fields__):
             raise UnsupportedModel(
                 f"table {name!r} of this worker's model and of the parameter servers differ: "

@@ -88,6 +88,19 @@ def _id_source(table: str, layers: Sequence[Embedding]) -> str:
     return "strings" if found == {True} else "integers"
 
 
+def learn_id_sources(layers: Sequence[Embedding], specs: Sequence[TableSpec]) -> None:
+    """Tell layers that were not called yet what their tables' ids are: they refuse others.
+
+    Args:
+        layers: layers of one model.
+        specs: the servers' tables.
+    """
+    found = {spec.name: spec.id_source for spec in specs if spec.id_source != "any"}
+    for layer in layers:
+        if layer.takes_text is None and layer.table in found:
+            layer.takes_text = found[layer.table] == "strings"
+
+
 def _rule_for_rows(table: str, layers: Sequence[Embedding], optimizer: Any) -> RuleConfig:
     """Return the optimizer's rule with the clipping that a table's gradient gets."""
     inner = optimizers.unwrap(optimizer)

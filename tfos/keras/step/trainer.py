@@ -517,7 +517,7 @@ class PSTrainer:
             told = (
                 f"the model {self.model.name!r} has no weights yet and has trained no batch here, "
                 "so it would answer without the trained parameters that the servers hold. Give "
-                "it a keras.Input, or call model.build(input_shape) before ctx.distribute(model)"
+                "it a keras.Input, or call it once, model(x[:1]), before ctx.distribute(model)"
             )
             if not self.fits:
                 raise UnsupportedModel(told)
