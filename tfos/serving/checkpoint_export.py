@@ -58,8 +58,8 @@ def export_tables(
         The manifest: rows and files per table.
 
     Raises:
-        CheckpointError: there is no such step, or it is damaged, or newer saves removed it while it was
-            read: keep more steps.
+        CheckpointError: there is no such step, it is damaged, or newer saves have removed it
+            meanwhile.
         ExportError: the step of `since` is gone, or has other tables; a disk is full.
         SettingsError: a path is refused, or something else is there.
         OSError: a file system failed.

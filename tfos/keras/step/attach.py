@@ -326,6 +326,8 @@ def _check_same_tables(ours: Manifest, servers: Manifest) -> None:
             "each process numbers its layers: Embedding(…, table='user')"
         )
     for name, spec in mine.items():
+        if "any" in (spec.id_source, theirs[name].id_source):  # a layer that was not called yet
+            spec = msgspec.structs.replace(spec, id_source=theirs[name].id_source)  # noqa: PLW2901
         if differing := differences(spec, theirs[name], spec.__struct_fields__):
             raise UnsupportedModel(
                 f"table {name!r} of this worker's model and of the parameter servers differ: "
