@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.tables import reader
 from tests.support.exports import values
 from tests.support.saved_tables import SavedTables
 from tests.support.tables import table, table_kernels_loaded
@@ -134,11 +135,10 @@ def test_a_step_that_newer_saves_remove_while_it_is_read_is_not_called_damaged(
 ):
     saved.push(range(5))
     saved.save(tmp_path / "saves", 4, full=True)
-    read = checkpoint_export.read_rows
 
     def removed(*args: Any, **options: Any) -> Any:
         shutil.rmtree(tmp_path / "saves" / f"step-{gone}")  # as retention, the manifest with it
-        return read(*args, **options)
+        return reader.read_rows(*args, **options)
 
     monkeypatch.setattr(checkpoint_export, "read_rows", removed)
     with pytest.raises(CheckpointError, match=f"^step {gone} of .* was removed while it was read"):
