@@ -193,6 +193,8 @@ def passed_over(root: Root, step: int) -> tuple[int, ...]:
 def inspect(root: Root) -> DirectoryReport:
     """Read every step with all its values, and compare all digests.
 
+    Steps that newer saves remove meanwhile are left out.
+
     Raises:
         CheckpointError: the directory cannot be listed.
     """
@@ -206,6 +208,8 @@ def inspect(root: Root) -> DirectoryReport:
         except CheckpointError as error:
             unsound[step] = str(error)
     reports = [_inspect_step(storage, step, manifests, unsound) for step in on_disk[::-1]]
+    still_there = steps_on_disk(storage)  # saves go on, and remove some while they are read
+    reports = [report for report in reports if report.step in still_there]
     passed_over = passed_over_by(manifests.values())
     sound = (report.step for report in reports if not report.error)
     newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)

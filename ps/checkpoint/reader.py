@@ -12,7 +12,8 @@ Threads: none; every function is independent.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,6 +183,36 @@ def load_chain(storage: Storage, step: int, seen: SeenSteps | None = None) -> li
             raise CheckpointError(f"step {above.step} and its base {base} are of different models")
         chain.append(below)
     return chain
+
+
+@contextmanager
+def telling_removed(root: Root, checkpoint: Checkpoint) -> Iterator[None]:
+    """Tell a step that is removed while the block reads it from a damaged one.
+
+    Args:
+        root: the checkpoint root.
+        checkpoint: the step.
+
+    Raises:
+        CheckpointError: as the block, or the step is gone since it was found.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        storage, step = storage_at(root), checkpoint.step
+        if _is_there(storage, checkpoint):
+            raise
+        raise CheckpointError(
+            f"step {step} of {storage.where()} was removed while it was read, as newer steps were "
+            "saved. Keep more steps (keep=...), save less often, or read when nothing saves there"
+        ) from error
+
+
+def _is_there(storage: Storage, checkpoint: Checkpoint) -> bool:
+    try:
+        return read_step(storage, checkpoint.step).save_id == checkpoint.save_id
+    except CheckpointError as error:
+        return not isinstance(error.__cause__, FileNotFoundError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from ps.checkpoint.choice import newest_sound, read_manifest
 from ps.checkpoint.inspect import DirectoryReport, StepReport, export_npz, inspect
-from ps.checkpoint.reader import Root
+from ps.checkpoint.reader import Root, telling_removed
 from ps.checkpoint.storage import OpenStorage
 from ps.cli.printed import line
 
@@ -91,7 +91,8 @@ def export(root: Root, npz: str, *, step: int | None = None, slots: bool = False
         The exit status.
     """
     found = newest_sound(root) if step is None else read_manifest(root, step)
-    count = export_npz(root, found, npz, slots=slots)
+    with telling_removed(root, found):
+        count = export_npz(root, found, npz, slots=slots)
     sys.stdout.write(line(f"{npz}: {count} arrays of step {found.step}"))
     return 0
 

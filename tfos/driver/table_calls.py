@@ -138,8 +138,9 @@ class TableCalls:
                 row (array<float>; array<double> for a table of float64).
 
         Returns:
-            Number of new rows; fewer than the frame has if ids had a row or come twice. It is a
-                lower bound: rows whose answer was lost with its connection are not counted.
+            Number of new rows; fewer than the frame has if ids had a row, or come again in another
+                Arrow batch: one of their rows is kept. It is a lower bound: rows whose answer was
+                lost with its connection are not counted.
 
         Raises:
             ManifestMismatch: there is no such table.
@@ -152,8 +153,8 @@ class TableCalls:
             ServerPhaseError: a server was started again meanwhile, from a checkpoint without the
                 rows; call it again.
             SettingsError: the frame has other columns or types.
-            pyspark.errors.PySparkException: a row does not fit, or the table is full; the text
-                names it, and rows before it are loaded.
+            pyspark.errors.PySparkException: a row does not fit, an id comes twice in one Arrow
+                batch, or the table is full; the text names it, and rows before it are loaded.
         """
         from tfos.serving.table_tasks import LoadTask
 

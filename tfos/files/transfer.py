@@ -172,7 +172,8 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
         last: the file without which nobody takes the directory for whole; empty: there is none.
 
     Raises:
-        OSError: the file system failed; what was there before is unchanged, or without `last`.
+        OSError: the file system failed, or another writer was faster; what was there before is
+            unchanged, or without `last`, or that writer's is there.
         PathError: the name of a file in one of them is refused; what was there is unchanged.
         DataError: a directory whose files are moved one by one is more than 32 directories deep.
     """
@@ -187,7 +188,12 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
     try:
         fs.rename(str(staged), str(target))
     except OSError:
-        fs.rename(str(old), str(target))
+        try:
+            fs.rename(str(old), str(target))
+        except OSError:
+            with suppress(OSError):  # another writer's may be there, whole and newer than the old
+                if fs.exists(str(target)):
+                    fs.delete(str(old), recursive=True)
         raise
     with suppress(OSError):
         fs.delete(str(old), recursive=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint
-from ps.checkpoint.reader import open_chain, read_step
+from ps.checkpoint.reader import open_chain, read_step, telling_removed
 from ps.checkpoint.storage import Storage
 from ps.checkpoint.tables.reader import adds_changes_only, read_rows
 from ps.errors import CheckpointError
@@ -58,7 +58,8 @@ def export_tables(
         The manifest: rows and files per table.
 
     Raises:
-        CheckpointError: there is no such step, or it is damaged.
+        CheckpointError: there is no such step, it is damaged, or newer saves have removed it
+            meanwhile.
         ExportError: the step of `since` is gone, or has other tables; a disk is full.
         SettingsError: a path is refused, or something else is there.
         OSError: a file system failed.
@@ -77,6 +78,9 @@ def export_tables(
         storage, os.fspath(staging_dir or tempfile.gettempdir()), Console(enabled=progress)
     )
     with ExitStack() as stack:
+        for each in (newest, base and base.checkpoint):
+            if each is not None:
+                stack.enter_context(telling_removed(storage, each))
         state = None if base is None else base.state
         writer = stack.enter_context(ExportWriter(os.fspath(path), state))
         rows_of = reading.opened(newest, base, stack)

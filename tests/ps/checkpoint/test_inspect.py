@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from ps.checkpoint import reader
 from ps.checkpoint.choice import read_manifest
 from ps.checkpoint.format import Checkpoint, decode_manifest
 from ps.checkpoint.inspect import clock_of, export_npz, inspect, table_arrays
+from ps.checkpoint.reader import ChainFiles
+from ps.checkpoint.restore import read_values, verify_files
 from ps.checkpoint.score import Score
 from ps.checkpoint.tables.format import read_checked
 from ps.checkpoint.writer import commit, write_shard
@@ -175,6 +178,32 @@ def test_nothing_to_restore_and_errors_have_their_own_status(tmp_path: Path, cap
     out = str(tmp_path / "x.npz")
     assert main(["export", str(tmp_path), "--npz", out]) == 2
     assert "ps export: no complete checkpoint in" in capsys.readouterr().err
+
+
+def test_a_step_that_newer_saves_remove_while_it_is_read_is_not_called_damaged(
+    saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    root, out, read = saved[0], tmp_path / "x.npz", read_values
+
+    def removed(chain: ChainFiles, wanted: set[int]) -> Any:
+        shutil.rmtree(root / "step-3")
+        return read(chain, wanted)
+
+    monkeypatch.setattr("ps.checkpoint.inspect.read_values", removed)
+    assert main(["export", str(root), "--npz", str(out), "--step", "3"]) == 2
+    assert f"step 3 of {root} was removed while it was read" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_report_leaves_out_what_newer_saves_remove_meanwhile(saved, monkeypatch):
+    root, verify = saved[0], verify_files
+
+    def removed(storage: Any, checkpoint: Checkpoint) -> Any:
+        shutil.rmtree(root / "step-1", ignore_errors=True)
+        return verify(storage, checkpoint)
+
+    monkeypatch.setattr("ps.checkpoint.inspect.verify_files", removed)
+    assert [each.step for each in inspect(root).steps] == [3, 2]
 
 
 @pytest.mark.attack("A18")

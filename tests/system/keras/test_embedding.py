@@ -811,6 +811,9 @@ def test_a_part_of_a_distributed_model_is_exported_in_the_memory_of_a_batch(tmp_
     expected_rows, rows = (each.lookup("user", ids) for each in served)
     np.testing.assert_array_equal(rows, expected_rows)
     np.testing.assert_array_equal(served[1].predict(x), expected)
+    for each in served:
+        with pytest.raises(IdError, match="integers as ids, got the text '7'"):
+            each.lookup("user", ["7"])
 
 
 def test_rows_beside_an_export_are_served_and_refreshed_with_the_same_numbers(tmp_path):

@@ -181,6 +181,17 @@ def test_a_task_loads_its_rows_and_may_run_twice():
         assert chief.tables.lookup({"user": [7]})["user"][0, 0] == 7.0
 
 
+def test_an_id_that_comes_twice_is_refused_in_one_batch_and_kept_once_in_two():
+    with cluster() as bed:
+        pushed(bed)
+        task = LoadTask("user", TaskServers(bed.endpoints, lambda: bed.credentials, 1))
+        twice = batch_of(["a", "a"], [[1.0] * 4, [2.0] * 4])
+        with pytest.raises(IdError, match="id 'a' occurs twice"):
+            list(task(iter([twice])))
+        counted = [each.to_pydict()["added"] for each in task(iter([twice[:1], twice[1:]]))]
+        assert counted == [[1], [0]]
+
+
 class Frame:
     """A DataFrame whose tasks run here, each after what happens before it.
 

@@ -54,6 +54,27 @@ def test_a_directory_goes_there_and_back_and_replaces_the_old_one(model, tmp_pat
     assert tree(tmp_path / "back") == tree(model)
 
 
+def test_of_two_writers_that_replace_a_directory_the_slower_one_leaves_nothing(
+    model, tmp_path, monkeypatch
+):
+    target = tmp_path / "out" / "served"
+    upload(model, parse(str(target)))
+    rename, calls = LocalFileSystem.rename, []
+
+    def overtaken(fs: LocalFileSystem, *args: str, **options: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:  # the old one is aside
+            target.mkdir()
+            (target / "saved_model.pb").write_bytes(b"of another writer")
+        rename(fs, *args, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "rename", overtaken)
+    with pytest.raises(FileExistsError, match="it exists"):
+        upload(model, parse(str(target)))
+    assert tree(target) == {"saved_model.pb": b"of another writer"}
+    assert [path.name for path in target.parent.iterdir()] == ["served"]
+
+
 @pytest.mark.fault("F40")
 @pytest.mark.parametrize("refused", [1, 2])
 def test_a_directory_that_cannot_be_replaced_stays(model, tmp_path, monkeypatch, refused):

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps.checkpoint.tables import reader
 from tests.support.exports import values
 from tests.support.saved_tables import SavedTables
 from tests.support.tables import table, table_kernels_loaded
 from tfos.errors import CheckpointError, ExportError
-from tfos.serving import export_tables, load, read_rows
+from tfos.serving import checkpoint_export, export_tables, load, read_rows
 from tfos.serving.export_format import ExportManifest
 
 __all__ = ["table_kernels_loaded"]
@@ -126,6 +127,31 @@ def test_a_step_that_is_gone_is_refused(tmp_path, saved):
     check_delta(tmp_path, EXPECTED[3])
     with pytest.raises(CheckpointError, match="step 7"):
         export(tmp_path, step=7)
+
+
+@pytest.mark.parametrize(("since", "gone"), [(None, 3), (1, 1)])
+def test_a_step_that_newer_saves_remove_while_it_is_read_is_not_called_damaged(
+    tmp_path, saved, monkeypatch, since, gone
+):
+    saved.push(range(5))
+    saved.save(tmp_path / "saves", 4, full=True)
+
+    def removed(*args: Any, **options: Any) -> Any:
+        shutil.rmtree(tmp_path / "saves" / f"step-{gone}")  # as retention, the manifest with it
+        return reader.read_rows(*args, **options)
+
+    monkeypatch.setattr(checkpoint_export, "read_rows", removed)
+    with pytest.raises(CheckpointError, match=f"^step {gone} of .* was removed while it was read"):
+        export(tmp_path, step=3 if since is None else 4, since=since)
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_damaged_step_is_not_called_removed(tmp_path, saved):
+    saved.save(tmp_path / "saves", 4, full=True)
+    name = tmp_path / "saves" / "step-4" / "ps-0.data"
+    name.write_bytes(b"x" + name.read_bytes()[1:])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        export(tmp_path, step=4)
 
 
 @pytest.mark.usefixtures("saved")

@@ -25,7 +25,7 @@ from tfos.keras.embedding.graph_rows import save_with_rows
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES
 from tfos.keras.embedding.plain import plain_copy
 from tfos.keras.export import PathContext, check_exportable, export, save_as_it_is
-from tfos.keras.step.table_specs import embeddings_of
+from tfos.keras.step.table_specs import embeddings_of, specs_of_rows
 from tfos.serving.server_export import ServerExport
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -105,7 +105,7 @@ def _write_beside(
         specs, scan = trainer.client.manifest.tables, trainer.client.tables.scan
     else:
         layers = {layer.table: layer for layer in embeddings_of(model)}
-        specs = tuple(layer.settings.spec(None) for layer in layers.values())
+        specs = specs_of_rows(embeddings_of(model))
 
         def scan(name: str) -> Iterator[tuple[Array, Array]]:
             source: Any = layers[name].source

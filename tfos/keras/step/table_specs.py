@@ -18,7 +18,7 @@ from ps.manifest.table_spec import TableSpec
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding.layer import Embedding, embeddings_in
 from tfos.keras.embedding.sources import of_layers
-from tfos.keras.embedding.table_settings import differences
+from tfos.keras.embedding.table_settings import TableSettings, differences
 from tfos.keras.step import optimizers
 
 
@@ -72,12 +72,26 @@ def table_specs(layers: Sequence[Embedding], optimizer: Any) -> tuple[TableSpec,
     if any(each.rule is None for each in settings.values()):
         _check_lazy(optimizer)
     return tuple(
-        msgspec.structs.replace(
-            each.spec(_rule_for_rows(name, layers, optimizer) if each.rule is None else None),
-            id_source=_id_source(name, layers),
-        )
+        _spec(layers, each, _rule_for_rows(name, layers, optimizer) if each.rule is None else None)
         for name, each in sorted(settings.items())
     )
+
+
+def specs_of_rows(layers: Sequence[Embedding]) -> tuple[TableSpec, ...]:
+    """Return the entry of each table for its rows alone: of a model that need not be compiled.
+
+    Args:
+        layers: layers of one model.
+    """
+    settings = {layer.table: layer.settings for layer in layers}
+    return tuple(_spec(layers, each, None) for each in settings.values())
+
+
+def _spec(
+    layers: Sequence[Embedding], settings: TableSettings, default_rule: RuleConfig | None
+) -> TableSpec:
+    found = settings.spec(default_rule)
+    return msgspec.structs.replace(found, id_source=_id_source(settings.name, layers))
 
 
 def _id_source(table: str, layers: Sequence[Embedding]) -> str:

@@ -53,6 +53,18 @@ def with_seed(seed: int | None) -> Manifest:
     return with_tables(table(seed=seed), size=1000)
 
 
+@pytest.mark.parametrize("pair", [("any", "integers"), ("strings", "any")])
+def test_a_layer_that_was_not_called_yet_fits_servers_that_know_its_ids(pair):
+    """A worker that evaluates before it distributes has called its layers, the others have not."""
+    check_same(*(with_tables(table(id_source=each), size=1000) for each in pair))
+
+
+def test_strings_do_not_fit_servers_of_integers():
+    ours, theirs = (with_tables(table(id_source=each)) for each in ("strings", "integers"))
+    with pytest.raises(UnsupportedModel, match="id_source 'strings' and 'integers'"):
+        check_same(ours, theirs)
+
+
 def test_a_model_whose_tables_name_no_seed_fits_servers_of_any():
     check_same(with_seed(None), with_seed(0))
     with pytest.raises(UnsupportedModel, match="seed 1 and 0"):
