@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow")
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras.data.label_shapes import check_has_labels, check_labels
+from tfos.keras.data.label_shapes import check_has_labels, check_labels, check_one_input
 
 pytestmark = pytest.mark.tf
 
@@ -159,3 +159,24 @@ def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
     check_has_labels(own_step(), ["x"])
     check_has_labels(model(1, loss=None), ["x"])
     check_has_labels(model(1, loss=user_loss), ["x"])
+
+
+class OwnCall(keras.Model):
+    def call(self, inputs: Any) -> Any:
+        return inputs[0] + inputs[1]
+
+
+def test_several_inputs_of_a_model_with_one_are_refused():
+    """Keras names the inputs in a warning, and trains on the first: a column was left out."""
+    given = (np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+    with pytest.raises(SettingsError, match=r"has 2 inputs.*model has one.*np\.column_stack\(x\)"):
+        check_one_input(model(1), given)
+    assert np.column_stack(given).shape == (8, 3)
+    check_one_input(model(1), given[0])
+    check_one_input(model(1), given[:1])
+    inputs = [keras.Input((2,)), keras.Input((1,))]
+    two = keras.Model(inputs, keras.layers.Concatenate()(inputs))
+    own = OwnCall()
+    for each in (two, own):
+        each.compile(loss="mse")
+        check_one_input(each, given)

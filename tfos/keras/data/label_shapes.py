@@ -3,7 +3,7 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
+Covers: several inputs of a model that has one, of which Keras takes the first; rows without labels; one array of labels for several outputs; outputs of known shapes, and
 Keras' losses that compare element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
@@ -28,6 +28,28 @@ _ELEMENTWISE = {
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
 }
+
+
+def check_one_input(model: Any, x: Any) -> None:
+    """Refuse several inputs of a model with one: Keras warns, and leaves out all but the first.
+
+    Args:
+        model: compiled.
+        x: inputs of one batch, nested as Keras takes them.
+
+    Raises:
+        SettingsError: says how columns become one input, or several.
+    """
+    if not isinstance(x, list | tuple) or len(x) < 2 or not _is_kerass(model):
+        return
+    has_own_call = not isinstance(model, keras.Sequential | keras.src.models.Functional)
+    if has_own_call or len(getattr(model, "inputs", None) or ()) != 1:
+        return
+    raise SettingsError(
+        f"the batch has {len(x)} inputs, as a list of columns with arrays or text makes several, "
+        "and the model has one: Keras would leave out all but the first. Join numbers by "
+        "map_fn=lambda x, y: (np.column_stack(x), y), or give the model an Input for each"
+    )
 
 
 def check_labels(model: Any, labels: Any) -> bool:
