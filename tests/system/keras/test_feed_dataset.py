@@ -1115,7 +1115,7 @@ def test_a_list_of_columns_for_a_model_with_one_input_is_refused_where_keras_dro
         model.compile("sgd", "mse")
         distribute(model, ctx)
         columns = ColumnRoles(feature_cols=[0, 1], label_cols=2)
-        with pytest.raises(SettingsError, match="has 2 inputs.* and the model has one"):
+        with pytest.raises(SettingsError, match=r"has 2 inputs.* and the model has one"):
             model.fit(FeedDataset(ctx, BATCH, columns), verbose=0)
         assert not cluster.pushes
 

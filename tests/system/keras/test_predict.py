@@ -466,6 +466,23 @@ def test_the_dense_model_of_an_export_finds_its_rows(tmp_path, monkeypatch):
     assert served.predict(np.array([[1, 2]]))[0, 0] == 9.0
 
 
+@pytest.mark.parametrize("name", ["m.keras", "e"])
+def test_a_class_that_is_not_known_is_told_with_the_way_out(tmp_path, name):
+    """That of an export came as a Spark task's trace, that of a file as "no .keras file is at"."""
+
+    class Doubled(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
+        def call(self, x):
+            return 2 * x
+
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    rows_of = tfos.keras.Embedding(4, table="user", combiner="sum")
+    keras.Model(ids, Doubled()(rows_of(ids))).save(tmp_path / "m.keras")
+    write_export(tmp_path / "e", {1: 1.0}, model=tmp_path / "m.keras")
+    text = r"Could not locate class 'Doubled'.*A SavedModel needs no class"
+    with pytest.raises(SettingsError, match=text):
+        loading.read_signature(ModelSource(path=str(tmp_path / name)))
+
+
 def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):
     class Free(keras.Model):  # type: ignore[misc]  # Keras is not checked
         def call(self, x):

@@ -3,8 +3,9 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: several inputs of a model that has one, of which Keras takes the first; rows without labels; one array of labels for several outputs; outputs of known shapes, and
-Keras' losses that compare element by element and do not refuse this themselves.
+Covers: several inputs of a model that has one, of which Keras takes the first; rows without labels;
+one array of labels for several outputs; outputs of known shapes, and Keras' losses that compare
+element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
