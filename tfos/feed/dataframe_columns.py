@@ -72,6 +72,7 @@ def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
     Raises:
         SettingsError: a column is missing or duplicate, or no column is chosen.
     """
+    chosen: list[Any]
     if columns is None:
         chosen = list(names)
     elif isinstance(columns, str) or not isinstance(columns, Sequence):

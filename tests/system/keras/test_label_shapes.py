@@ -161,7 +161,7 @@ def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
     check_has_labels(model(1, loss=user_loss), ["x"])
 
 
-class OwnCall(keras.Model):
+class OwnCall(keras.Model):  # type: ignore[misc]  # Keras is not checked
     def call(self, inputs: Any) -> Any:
         return inputs[0] + inputs[1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import pandas
 import pytest
 
 import tfos
@@ -44,7 +43,6 @@ def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(
         ("text", r"list of items.*grouped DataFrame \(df\.groupBy\(\.\.\.\)\), got str"),
         (None, "got NoneType"),
         (object(), "got object"),
-        (pandas.DataFrame({"a": [1]}).groupby("a"), r"pandas DataFrameGroupBy.*dict\(list\(df"),
     ],
 )
 def test_what_is_no_set_of_items_is_told_before_the_functions_arguments(items, text):
