@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,10 +163,9 @@ def _read_keras(source: ModelSource, file: Path, digest: str) -> LoadedModel:
 
     try:
         model = load_model(file, custom_objects=source.custom_objects, compile=False)
-    except TypeError as error:
-        raise _unknown_class(source, error) from error
-    except (OSError, ValueError) as error:
-        raise _no_model(source, error) from error
+    except (OSError, ValueError, TypeError) as error:
+        is_keras = zipfile.is_zipfile(file)
+        raise (_not_made if is_keras else _no_model)(source, error) from error
     return _of_keras(source, model, digest)
 
 
@@ -197,8 +197,8 @@ def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> Loaded
     manifest = files.manifest
     try:
         model = served_model.dense_model(files, source.custom_objects)
-    except TypeError as error:
-        raise _unknown_class(source, error) from error
+    except (ValueError, TypeError) as error:
+        raise _not_made(source, error) from error
     _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
     if served.state != manifest.state:
@@ -299,11 +299,11 @@ def _no_model(source: ModelSource, error: Exception) -> SettingsError:
     )
 
 
-def _unknown_class(source: ModelSource, error: TypeError) -> SettingsError:
+def _not_made(source: ModelSource, error: Exception) -> SettingsError:
     innermost = str(error).strip().rpartition("Exception encountered: ")[2]
-    reason = innermost.partition("\n")[0].rstrip(".")
+    reason = innermost.partition("\n")[0].partition(" Full object config:")[0].rstrip(".")
     return SettingsError(
-        f"Keras cannot make the model of {source} here: {reason}. A SavedModel needs no class of "
+        f"Keras cannot make the model of {source} here: {reason}. A SavedModel needs no code of "
         "its program: ctx.export(model, 'directory')"
     )
 

@@ -32,7 +32,9 @@ _ELEMENTWISE = {
 
 
 def check_one_input(model: Any, x: Any) -> None:
-    """Refuse several inputs of a model with one: Keras warns, and leaves out all but the first.
+    """Refuse several inputs of a Sequential with one: Keras warns, and trains on the first alone.
+
+    Other models with one input refuse them themselves.
 
     Args:
         model: compiled.
@@ -41,10 +43,14 @@ def check_one_input(model: Any, x: Any) -> None:
     Raises:
         SettingsError: says how columns become one input, or several.
     """
-    if not isinstance(x, list | tuple) or len(x) < 2 or not _is_kerass(model):
+    if not isinstance(x, list | tuple) or len(x) < 2 or not isinstance(model, keras.Sequential):
         return
-    has_own_call = not isinstance(model, keras.Sequential | keras.src.models.Functional)
-    if has_own_call or len(getattr(model, "inputs", None) or ()) != 1:
+    kind = type(model)
+    has_own = (  # each is given all inputs
+        kind.call is not keras.Sequential.call
+        or kind.compute_metrics is not keras.Model.compute_metrics
+    )
+    if has_own or not _is_kerass(model) or len(getattr(model, "inputs", None) or ()) != 1:
         return
     raise SettingsError(
         f"the batch has {len(x)} inputs, as a list of columns with arrays or text makes several, "
