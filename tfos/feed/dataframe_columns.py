@@ -72,12 +72,18 @@ def select(names: Sequence[str], columns: object) -> tuple[int, ...]:
     Raises:
         SettingsError: a column is missing or duplicate, or no column is chosen.
     """
+    chosen: list[Any]
     if columns is None:
         chosen = list(names)
     elif isinstance(columns, str) or not isinstance(columns, Sequence):
         raise SettingsError(f"columns must be a list of names, got {columns!r}.")
     else:
         chosen = list(columns)
+        if odd := [each for each in chosen if not isinstance(each, str)]:  # a Column has no ==
+            raise SettingsError(
+                f"columns must be names, got {odd[0]!r} ({type(odd[0]).__name__}); for an "
+                "expression, feed df.select(…)"
+            )
     if not chosen:
         raise SettingsError("the DataFrame has no columns to feed; select at least one.")
     for name in chosen:

@@ -53,15 +53,11 @@ def digest_of(items: Iterable[tuple[str, str]]) -> str:
     return found.hexdigest()
 
 
-def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
-    """Return the items with names and pickles.
-
-    Args:
-        given: items, or a mapping from their names.
+def check_kind(given: object) -> None:
+    """Refuse what is no list or mapping of items.
 
     Raises:
-        SettingsError: there are no items, or names are equal.
-        NotPicklable: names the item.
+        SettingsError: says what to pass.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise SettingsError(
@@ -73,6 +69,18 @@ def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
             f"items is a pandas {type(given).__qualname__}, which iterates over names or cells: "
             "pass df.to_dict('records'), dict(list(df.groupby(key))) or series.to_list()"
         )
+
+
+def items_of(given: Iterable[Any] | Mapping[Any, Any]) -> ListedItems:
+    """Return the items with names and pickles.
+
+    Args:
+        given: items, or a mapping from their names.
+
+    Raises:
+        SettingsError: there are no items, or names are equal.
+        NotPicklable: names the item.
+    """
     if isinstance(given, Mapping):
         pairs = [(shown_name(name), item) for name, item in given.items()]
     else:

@@ -17,7 +17,7 @@ from tfos.errors import ConfigError, SettingsError
 from tfos.files import paths
 from tfos.many import groups
 from tfos.many.digests import function_digest
-from tfos.many.items import items_of
+from tfos.many.items import check_kind, items_of
 from tfos.many.launch import (
     RunOptions,
     RunPlace,
@@ -82,7 +82,7 @@ def map_train(  # noqa: PLR0913 - the public surface: keywords with defaults
         NotEnoughSlots: Spark had no slot in time.
         MapTrainError: slots failed repeatedly, or their jobs were cancelled.
     """
-    _check(fn, 2 if groups.is_grouped(items) else 1, slots, retries)
+    _check(items, fn, slots, retries)
     timeout_s = None if timeout_s is None else check_timeout("timeout_s", timeout_s)
     given = groups.session_of(items) if groups.is_grouped(items) else sc or active_context()
     context, wait_s = classic_context(given), check_timeout("slot_wait_s", slot_wait_s)
@@ -131,13 +131,16 @@ def _started(
     return start(place, work, options, num_slots, claimed)
 
 
-def _check(fn: Callable[..., Any], num_arguments: int, slots: object, retries: object) -> None:
+def _check(items: object, fn: Callable[..., Any], slots: object, retries: object) -> None:
     if not callable(fn):
         raise SettingsError(f"fn must be a function, got {type(fn).__qualname__}")
+    is_grouped = groups.is_grouped(items)
+    if not is_grouped:
+        check_kind(items)  # first: fn(key, rows) is right, and the DataFrame not grouped
     try:
-        inspect.signature(fn).bind(*[None] * num_arguments)
+        inspect.signature(fn).bind(*[None] * (2 if is_grouped else 1))
     except TypeError:
-        wanted = "fn(key, rows)" if num_arguments == 2 else "fn(item)"
+        wanted = "fn(key, rows)" if is_grouped else "fn(item)"
         name = getattr(fn, "__qualname__", repr(fn))
         raise SettingsError(
             f"fn is called as {wanted}, but {name}{inspect.signature(fn)} does not take that; "

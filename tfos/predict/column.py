@@ -8,6 +8,7 @@ Runs in: the driver; its functions in Spark's Python workers.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -180,9 +181,15 @@ def predict_column(
     return PredictColumn(found, None if inputs is None else named, asked, batch_size)
 
 
-def _whole_path(session: SparkSession, path: str) -> str:
+def _whole_path(session: SparkSession, path: object) -> str:
     """Return where a path leads on every executor: where ctx.export(model, path) writes to."""
-    return input_path(path, read_facts(session.sparkContext).output_place)
+    if not isinstance(path, str | os.PathLike):
+        raise SettingsError(
+            f"the model must be the path or URL of a saved one, got {type(path).__qualname__}. "
+            "Write it with ctx.export(model, path), or model.save('….keras'), to a path that every "
+            "executor sees"
+        )
+    return input_path(os.fspath(path), read_facts(session.sparkContext).output_place)
 
 
 def read_signature(session: SparkSession, source: ModelSource) -> ModelSignature:

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,7 +165,8 @@ def _read_keras(source: ModelSource, file: Path, digest: str) -> LoadedModel:
     try:
         model = load_model(file, custom_objects=source.custom_objects, compile=False)
     except (OSError, ValueError, TypeError) as error:
-        raise _no_model(source, error) from error
+        is_keras = zipfile.is_zipfile(file)
+        raise (_not_made if is_keras else _no_model)(source, error) from error
     return _of_keras(source, model, digest)
 
 
@@ -194,7 +196,10 @@ def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> Loaded
     from tfos.serving import served_model
 
     manifest = files.manifest
-    model = served_model.dense_model(files, source.custom_objects)
+    try:
+        model = served_model.dense_model(files, source.custom_objects)
+    except (ValueError, TypeError) as error:
+        raise _not_made(source, error) from error
     _refuse_free_inputs(source, model)
     served = serving.load(source.path, progress=False)
     if served.state != manifest.state:
@@ -299,6 +304,15 @@ def _no_model(source: ModelSource, error: Exception) -> SettingsError:
     return SettingsError(
         f"no SavedModel with tags {source.tags!r}, no .keras file and no export is at {source}: "
         f"{reason}. Write one with ctx.export(model, path) to a path that every executor sees"
+    )
+
+
+def _not_made(source: ModelSource, error: Exception) -> SettingsError:
+    innermost = str(error).strip().rpartition("Exception encountered: ")[2]
+    reason = innermost.partition("\n")[0].partition(" Full object config:")[0].rstrip(".")
+    return SettingsError(
+        f"Keras cannot make the model of {source} here: {reason}. A SavedModel needs no code of "
+        "its program: ctx.export(model, 'directory')"
     )
 
 

@@ -1124,6 +1124,20 @@ def test_fed_labels_that_keras_would_broadcast_over_one_unit_are_refused(is_dist
         assert not cluster.pushes
 
 
+def test_a_list_of_columns_for_a_model_with_one_input_is_refused_where_keras_drops_one():
+    rows = [(np.zeros(2, np.float32), 1.0, 0.0) for _ in range(BATCH)]
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows], finish=True)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        distribute(model, ctx)
+        columns = ColumnRoles(feature_cols=[0, 1], label_cols=2)
+        with pytest.raises(SettingsError, match=r"has 2 inputs.* and the model has one"):
+            model.fit(FeedDataset(ctx, BATCH, columns), verbose=0)
+        assert not cluster.pushes
+
+
 def test_an_epoch_without_rows_before_the_first_batch_has_no_metrics():
     with serving() as cluster:
         ctx = cluster.contexts[0]

@@ -12,7 +12,12 @@ pytest.importorskip("tensorflow")
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras.data.label_shapes import check_has_labels, check_inputs, check_labels
+from tfos.keras.data.label_shapes import (
+    check_has_labels,
+    check_inputs,
+    check_labels,
+    check_one_input,
+)
 
 pytestmark = pytest.mark.tf
 
@@ -206,3 +211,35 @@ def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
     check_has_labels(own_step(), ["x"])
     check_has_labels(model(1, loss=None), ["x"])
     check_has_labels(model(1, loss=user_loss), ["x"])
+
+
+class Joined(keras.Sequential):  # type: ignore[misc]  # Keras is not checked
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return super().call(keras.ops.concatenate(inputs, -1))
+
+
+class Measured(keras.Sequential):  # type: ignore[misc]  # Keras is not checked
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return {"mean": keras.ops.mean(x[1])}
+
+
+def test_several_inputs_of_a_sequential_with_one_are_refused():
+    """Keras names the inputs in a warning, and trains on the first: a column was left out."""
+
+    def one(kind: Any) -> Any:
+        made = kind([keras.Input((3,)), keras.layers.Dense(1)])
+        made.compile(loss="mse")
+        return made
+
+    given = (np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+    sequential = one(keras.Sequential)
+    with pytest.raises(SettingsError, match=r"has 2 inputs.*model has one.*np\.column_stack\(x\)"):
+        check_one_input(sequential, given)
+    assert np.column_stack(given).shape == (8, 3)
+    check_one_input(sequential, given[0])
+    check_one_input(sequential, given[:1])
+    layers = [keras.layers.Concatenate(), keras.layers.Dense(1)]
+    for each in (one(Joined), one(Measured), keras.Sequential(layers)):
+        check_one_input(each, given)
+    with pytest.raises(ValueError, match="received 2 input tensors"):  # Keras' own
+        model(1)(given)

@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import keras
@@ -499,6 +500,30 @@ def test_the_dense_model_of_an_export_finds_its_rows(tmp_path, monkeypatch):
     write_export(tmp_path / "newer", {1: 4.0}, model=tmp_path / "newer.keras", state="second")
     served.refresh(tmp_path / "newer")
     assert served.predict(np.array([[1, 2]]))[0, 0] == 9.0
+
+
+class Doubled(keras.layers.Layer):  # type: ignore[misc]  # Keras is not checked
+    def call(self, x: Any) -> Any:
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", ["m.keras", "e"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Doubled, r"Could not locate class 'Doubled'[^{]*"),
+        (lambda: keras.layers.Lambda(lambda x: 2 * x), "deserialization of a `Lambda` layer.*"),
+    ],
+)
+def test_a_class_that_is_not_known_is_told_with_the_way_out(tmp_path, kind, reason, name):
+    """That of an export came as a Spark task's trace, that of a file as "no .keras file is at"."""
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    rows_of = tfos.keras.Embedding(4, table="user", combiner="sum")
+    keras.Model(ids, kind()(rows_of(ids))).save(tmp_path / "m.keras")
+    write_export(tmp_path / "e", {1: 1.0}, model=tmp_path / "m.keras")
+    text = rf"cannot make the model of .*{reason}\. A SavedModel needs no code"
+    with pytest.raises(SettingsError, match=text):
+        loading.read_signature(ModelSource(path=str(tmp_path / name)))
 
 
 def test_what_is_no_model_is_refused_with_what_would_be(tmp_path):

@@ -49,6 +49,22 @@ def test_every_door_words_a_missing_column_alike():
         select(["a", "a"], None)
 
 
+def test_columns_that_are_no_names_are_told():
+    """Spark's Column answers == with another Column, whose truth value pyspark refuses."""
+
+    class Column:
+        def __eq__(self, other):
+            raise ValueError("cannot convert column into bool")
+
+        __hash__ = object.__hash__
+
+        def __repr__(self):
+            return "Column<'a'>"
+
+    with pytest.raises(SettingsError, match=r"must be names, got Column<'a'> \(Column\); .*select"):
+        select(["a", "b"], ["b", Column()])
+
+
 @pytest.mark.parametrize("kind", ["float", "double", "decimal"])
 def test_a_column_of_floats_is_no_column_of_ids(kind):
     text = rf"column x: array<{kind}>: the model takes ids of int64 there.*cast\('long'\)"

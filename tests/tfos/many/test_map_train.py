@@ -9,7 +9,7 @@ import pytest
 
 import tfos
 from tests.support.fake_spark import FakeSpark
-from tfos.errors import ConfigError
+from tfos.errors import ConfigError, SettingsError
 
 
 @pytest.mark.fault("F22")
@@ -35,3 +35,18 @@ def test_settings_of_spark_under_which_slots_are_doubled_or_die_are_refused(
     monkeypatch.setattr("tfos.many.map_train._started", started)
     with pytest.raises(ConfigError, match=rf"{name}={value}.*{text}"):
         tfos.map_train([1], abs, sc=spark)
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ("text", r"list of items.*grouped DataFrame \(df\.groupBy\(\.\.\.\)\), got str"),
+        (None, "got NoneType"),
+        (object(), "got object"),
+    ],
+)
+def test_what_is_no_set_of_items_is_told_before_the_functions_arguments(items, text):
+    """A DataFrame that is not grouped comes with a function of (key, rows), which is right."""
+    spark: Any = FakeSpark()
+    with pytest.raises(SettingsError, match=f"^items .*{text}"):
+        tfos.map_train(items, lambda key, rows: 0, sc=spark)

@@ -72,6 +72,24 @@ def test_an_older_spark_is_told_before_the_model_is_read(monkeypatch):
         predict_column("/no/model")
 
 
+def test_a_model_is_named_by_its_path(monkeypatch):
+    """A Keras model in its place was re's "expected string or bytes-like object"."""
+
+    def read(session, source):
+        info = {"x": TensorInfo("float32", (None, 3))}
+        return ModelSignature(source=source, digest="d", inputs=info, outputs=info)
+
+    session = SimpleNamespace(sparkContext=FakeSpark())
+    monkeypatch.setattr(column, "arrow_udf", lambda: print)
+    monkeypatch.setattr(column, "active_session", lambda: session)
+    monkeypatch.setattr(column, "read_signature", read)
+    path: Any = PurePath("/models/7.keras")
+    assert predict_column(path).signature.source == predict_column(str(path)).signature.source
+    model: Any = {}
+    with pytest.raises(SettingsError, match=r"saved one, got dict\. Write it with ctx\.export"):
+        predict_column(model)
+
+
 def test_why_there_is_no_model_is_the_error(monkeypatch):
     def refuse(source):
         raise SettingsError(f"no model {source}")

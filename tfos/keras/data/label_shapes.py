@@ -3,9 +3,10 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
-Keras' losses that compare element by element and do not refuse this themselves; features that
-Keras would give to each other's inputs.
+Covers: several inputs of a model that has one, of which Keras takes the first; features that Keras
+would give to each other's inputs; rows without labels; one array of labels for several outputs;
+outputs of known shapes, and Keras' losses that compare element by element and do not refuse this
+themselves.
 Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
 """
 
@@ -30,6 +31,34 @@ _ELEMENTWISE = {
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
 }
+
+
+def check_one_input(model: Any, x: Any) -> None:
+    """Refuse several inputs of a Sequential with one: Keras warns, and trains on the first alone.
+
+    Other models with one input refuse them themselves.
+
+    Args:
+        model: compiled.
+        x: inputs of one batch, nested as Keras takes them.
+
+    Raises:
+        SettingsError: says how columns become one input, or several.
+    """
+    if not isinstance(x, list | tuple) or len(x) < 2 or not isinstance(model, keras.Sequential):
+        return
+    kind = type(model)
+    has_own = (  # each is given all inputs
+        kind.call is not keras.Sequential.call
+        or kind.compute_metrics is not keras.Model.compute_metrics
+    )
+    if has_own or not _is_kerass(model) or len(getattr(model, "inputs", None) or ()) != 1:
+        return
+    raise SettingsError(
+        f"the batch has {len(x)} inputs, as a list of columns with arrays or text makes several, "
+        "and the model has one: Keras would leave out all but the first. Join numbers by "
+        "map_fn=lambda x, y: (np.column_stack(x), y), or give the model an Input for each"
+    )
 
 
 def check_labels(model: Any, labels: Any) -> bool:

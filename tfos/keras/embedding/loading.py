@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.errors import ClosedError, PSError, ServerGone
+from ps.errors import ClosedError, PSError, ServerGone, ServerPhaseError
 from ps.manifest.table_spec import TableSpec
 from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
@@ -93,7 +93,11 @@ def load_rows(
         ManifestMismatch, ServerPhaseError: there is no such table, or none yet.
         RequestTimeout: the chief has not loaded them within a day.
     """
-    client.tables.route({table: ()})  # refuses a table that is not there
+    try:
+        client.tables.route({table: ()})  # refuses a table that is not there
+    except ServerPhaseError as error:
+        how = "call ctx.load_rows after ctx.distribute(model), and before fit"
+        raise ServerPhaseError(f"table {table!r}: no model is distributed yet; {how}") from error
     if not is_chief:
         _wait_for_chief(client, METADATA_NAME, table)
         return 0
