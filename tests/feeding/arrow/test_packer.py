@@ -361,7 +361,7 @@ def test_text_that_is_not_utf8_names_its_row_and_what_to_do(kind):
 
 
 def test_lists_are_packed_without_pandas():
-    # It would be a third of what a new Python process of Spark imports.
+    # It is a third of what a new Python process of Spark would import.
     statement = (
         "import sys, numpy as np, pyarrow as pa\n"
         "from feeding.arrow.packer import ArrowPacker\n"
