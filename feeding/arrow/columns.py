@@ -90,7 +90,7 @@ class StoredColumn:
         """Arrow type of the values, or of a list's items, after conversion to numbers."""
         if self.is_vector:
             return pa.float64()
-        return plain(pa.array([], self._stored_item)).type
+        return plain(pa.nulls(0, self._stored_item)).type
 
     @property
     def first_day(self) -> str | None:

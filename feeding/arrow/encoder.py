@@ -197,7 +197,7 @@ def _spread(out: Collector, name: str, array: pa.Array) -> tuple[Array, Array]:
 
 
 def _holds_texts(lists: pa.DataType) -> bool:
-    items = plain(pa.array([], lists.value_type)).type
+    items = plain(pa.nulls(0, lists.value_type)).type
     return TEXTS.get(items.id) == "str"
 
 

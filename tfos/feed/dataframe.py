@@ -46,7 +46,11 @@ class ArrowTask:
 
         with lasting_imports():
             for report in self.task(partition_id(), batches):
-                data = pa.array([msgspec.msgpack.encode(report)], pa.binary())
+                packed = msgspec.msgpack.encode(report)
+                bounds = np.array([0, len(packed)], np.int32)
+                # pa.array() would import pandas in each new Python process of Spark.
+                buffers = [None, pa.py_buffer(bounds), pa.py_buffer(packed)]
+                data = pa.Array.from_buffers(pa.binary(), 1, buffers)
                 yield pa.record_batch([data], names=[REPORT])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -356,3 +358,22 @@ def test_text_that_is_not_utf8_names_its_row_and_what_to_do(kind):
         chunks_of([batch], partition=7)
     (chunk,) = chunks_of([batch.slice(0, row)])
     assert len(rows_of(travelled(chunk))) == row
+
+
+def test_lists_are_packed_without_pandas():
+    # It is a third of what a new Python process of Spark would import.
+    statement = (
+        "import sys, numpy as np, pyarrow as pa\n"
+        "from feeding.arrow.packer import ArrowPacker\n"
+        "from feeding.config import FeedConfig\n"
+        "items = pa.Array.from_buffers(pa.float64(), 2, [None, pa.py_buffer(np.ones(2))])\n"
+        "bounds = pa.py_buffer(np.array([0, 1, 2], np.int32))\n"
+        "lists = pa.Array.from_buffers(pa.list_(items.type), 2, [None, bounds], children=[items])\n"
+        "batch = pa.RecordBatch.from_arrays([lists], ['x'])\n"
+        "rows = [chunk.num_rows for chunk in ArrowPacker(FeedConfig()).chunks(iter([batch]))]\n"
+        "print(sum(rows), 'pandas' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", statement], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["2", "False"]

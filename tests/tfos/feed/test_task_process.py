@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +37,19 @@ def test_a_process_that_is_no_task_keeps_its_collector_as_it_is(calls):
     with task_process.lasting_imports():
         pass
     assert calls == []
+
+
+def test_the_report_of_a_feed_task_is_made_without_pandas():
+    statement = (
+        "import sys\n"
+        "from feeding.sender.task import FeedReport\n"
+        "from tfos.feed.dataframe import ArrowTask, reports_of\n"
+        "report = FeedReport(3, rows=5, accepted={0: bytes([0, 255])})\n"
+        "[batch] = ArrowTask(lambda partition, batches: iter([report]))([])\n"
+        "batch.validate(full=True)\n"
+        "print('pandas' in sys.modules, reports_of([batch[0].to_pylist()]) == [report])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", statement], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["False", "True"]
