@@ -3,9 +3,9 @@ of a trainer that dies at the other end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from tests.support.full_disk import file_limit
 from tfos import ClusterConfig, InputMode, NodeFailedError, TFCluster
 from tfos.feed.dataframe import ArrowTask
 
@@ -55,9 +56,9 @@ class Without:
 
 def memory() -> Callable[[], object]:
     """Let no file of this process become larger than 64 KiB, anonymous ones included."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    limits = contextlib.ExitStack()
+    limits.enter_context(file_limit(64 * 1024))
+    return limits.close
 
 
 def neighbour() -> Callable[[], object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from feeding.errors import FileChanged, StorageUnavailable
 from feeding.filesystem.interface import FileStatus
 from feeding.filesystem.local import LocalFileSystem
+from tests.support.full_disk import file_limit
 from tests.support.hostile_names import NAMES_THAT_LEAD_ASTRAY
 from tests.support.waiting import wait_until
 from tfos.files import log_fetch
@@ -94,13 +94,8 @@ def test_a_disk_that_was_full_for_a_while_leaves_no_part_twice(places):
     here, there = places
     sent = put(there, f"run/{EVENTS}", bytes(range(250)) * 40)
     fetches = fetch(here, there)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            fetches.round()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_limit(4096), pytest.raises(OSError, match="too large"):
+        fetches.round()
     fetches.round()
     assert (here / "run" / EVENTS).read_bytes() == sent.read_bytes()
 

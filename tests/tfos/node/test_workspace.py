@@ -1,6 +1,5 @@
 """The private files of a node: where they lie, who may read them, that they go."""
 
-import resource
 import shutil
 import stat
 import subprocess
@@ -14,6 +13,7 @@ from rpc import process_id
 from rpc.endpoint import boot_id
 from rpc.process_id import ProcessId
 from rpc.transport.listen import short_private_directory
+from tests.support.full_disk import file_limit
 from tfos.node import workspace as node_workspace
 from tfos.node.spec import Executor
 from tfos.node.workspace import Workspace
@@ -111,13 +111,8 @@ def owner_of(path, **changes):
 
 
 def test_a_full_disk_leaves_no_directory_that_nobody_would_remove(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            node_workspace.make_directory(str(tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_limit(1), pytest.raises(OSError, match="too large"):
+        node_workspace.make_directory(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
