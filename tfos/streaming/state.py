@@ -223,7 +223,7 @@ class StreamLag:
     """Backlog of the source, from Spark's progress of the last micro-batch."""
 
     input_rows_per_s: float
-    """Rows per second that arrived between the last two triggers."""
+    """Rows per second that arrived between the last two triggers; 0 for a first micro-batch."""
     processed_rows_per_s: float
     """Rows trained per second; fewer than arrive: the stream falls behind."""
     batch_s: float
@@ -251,9 +251,12 @@ class StreamLag:
         return self.input_rows_per_s > self.processed_rows_per_s > 0
 
     def __str__(self) -> str:
-        text = (
-            f"{self.input_rows_per_s:.0f} rows/s come, {self.processed_rows_per_s:.0f} are trained"
-        )
+        trained = f"{self.processed_rows_per_s:.0f}"
+        if self.processed_rows_per_s > 0 and not self.input_rows_per_s:
+            # Spark has no rate of a first micro-batch, though its rows came.
+            text = f"{trained} rows/s are trained"
+        else:
+            text = f"{self.input_rows_per_s:.0f} rows/s come, {trained} are trained"
         behind = ", ".join(f"{name} {value}" for name, value in sorted(self.behind.items()))
         return f"{text} ({behind})" if behind else text
 

@@ -142,6 +142,8 @@ def test_the_lag_is_read_from_sparks_progress(unknown):
     )
     lag = StreamLag.of(progress)
     assert lag == StreamLag(0.0, 40.0, 1.5, {"numFilesOutstanding": "3"})
-    assert str(lag) == "0 rows/s come, 40 are trained (numFilesOutstanding 3)"
+    assert str(lag) == "40 rows/s are trained (numFilesOutstanding 3)"
+    assert str(StreamLag(50.0, 40.0, 1.0, {})) == "50 rows/s come, 40 are trained"
+    assert str(StreamLag(0.0, 0.0, 1.0, {})) == "0 rows/s come, 0 are trained"
     assert not lag.is_growing
     assert StreamLag(50.0, 40.0, 1.0, {}).is_growing
