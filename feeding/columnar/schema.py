@@ -153,6 +153,8 @@ class FeedRow(tuple[Any, ...]):
         return tuple.__getitem__(self, key)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # numpy asks each row for several
+            raise AttributeError(name)
         return tuple.__getitem__(self, self._position(name, AttributeError))
 
     def __contains__(self, name: object) -> bool:

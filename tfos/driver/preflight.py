@@ -62,11 +62,11 @@ def check_spark(facts: SparkFacts, config: ClusterConfig) -> None:
     """
     if facts.may_have_more and not config.allow_dynamic:
         raise ConfigError(
-            "spark.dynamicAllocation.enabled=true: dynamic allocation can remove the executor of a "
-            "worker that Spark feeds. Set it to false, or spark.dynamicAllocation.minExecutors and "
-            "maxExecutors to the same number, with which it removes none, or pass "
-            "ClusterConfig(allow_dynamic=True) as config= to run(), reserve() or KerasEstimator(), "
-            "or as cluster_config= to Orca's from_keras()."
+            "spark.dynamicAllocation.enabled=true: dynamic allocation can remove a worker's "
+            "executor while nothing feeds it. Set it to false, or "
+            "spark.dynamicAllocation.minExecutors and maxExecutors to the same number, with which "
+            "it removes none, or pass ClusterConfig(allow_dynamic=True) as config= to run(), "
+            "reserve() or KerasEstimator(), or as cluster_config= to Orca's from_keras()."
         )
     if facts.is_speculative and not config.allow_speculation:
         raise ConfigError(

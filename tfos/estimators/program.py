@@ -110,10 +110,12 @@ class MadeData:
         import tensorflow as tf
 
         made = self.held(ctx, model)
+        if isinstance(made, _ARRAYS):  # Keras reads others, such as a PyDataset
+            raise _refused(made)
         if ctx.num_workers == 1:
             return made
         if not isinstance(made, tf.data.Dataset):
-            raise _refused(made)
+            raise _refused(made, "; with several workers")
         check_order(made)
         random.seed(self.seed)  # a Python generator draws its order while it is read
         np.random.seed(self.seed)
@@ -127,11 +129,11 @@ class MadeData:
             model: any.
 
         Raises:
-            SettingsError: it has no end, or it is nothing or arrays.
+            SettingsError: it has no end, or it is nothing.
         """
         del ctx, model
         made = self.make()
-        if made is None or isinstance(made, _ARRAYS):  # Keras reads others, such as a PyDataset
+        if made is None:
             raise _refused(made)
         if _is_endless(made):
             raise SettingsError(
@@ -221,9 +223,9 @@ class EvaluateProgram:
         return shown_metrics(found, most=len(found))
 
 
-def _refused(made: Any) -> SettingsError:
+def _refused(made: Any, where: str = ";") -> SettingsError:
     return SettingsError(
-        f"the function of data returned a {type(made).__qualname__}; it must return a "
+        f"the function of data returned a {type(made).__qualname__}{where} it must return a "
         "tf.data.Dataset in batches, such as "
         "tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)"
     )

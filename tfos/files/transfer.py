@@ -172,8 +172,8 @@ def replace_directory(fs: FileSystem, staged: Location, target: Location, last: 
         last: the file without which nobody takes the directory for whole; empty: there is none.
 
     Raises:
-        OSError: the file system failed, or another writer was faster; what was there before is
-            unchanged, or without `last`, or that writer's is there.
+        OSError: the file system failed, or another writer was faster. What was there before is
+            then unchanged or without `last`, or the other writer's directory is there.
         PathError: the name of a file in one of them is refused; what was there is unchanged.
         DataError: a directory whose files are moved one by one is more than 32 directories deep.
     """

@@ -29,7 +29,7 @@ from feeding.errors import PathError
 from feeding.filesystem.location import Location, parse
 from feeding.filesystem.registry import filesystem_for
 from feeding.filesystem.temp_files import names_full_disk
-from tfos.errors import SettingsError, UnsupportedModel
+from tfos.errors import SettingsError, TFOSError, UnsupportedModel
 from tfos.feed.task_process import exempt_objects
 from tfos.files.transfer import on_disk
 from tfos.predict.saved_arguments import order_of_arguments, ragged_arguments
@@ -164,6 +164,8 @@ def _read_keras(source: ModelSource, file: Path, digest: str) -> LoadedModel:
 
     try:
         model = load_model(file, custom_objects=source.custom_objects, compile=False)
+    except TFOSError:
+        raise  # says its own remedy
     except (OSError, ValueError, TypeError) as error:
         is_keras = zipfile.is_zipfile(file)
         raise (_not_made if is_keras else _no_model)(source, error) from error
@@ -198,6 +200,8 @@ def _read_export(source: ModelSource, files: ExportFiles, digest: str) -> Loaded
     manifest = files.manifest
     try:
         model = served_model.dense_model(files, source.custom_objects)
+    except TFOSError:
+        raise  # says its own remedy
     except (ValueError, TypeError) as error:
         raise _not_made(source, error) from error
     _refuse_free_inputs(source, model)

@@ -344,7 +344,8 @@ class _Writer(DefaultParamsWriter):  # type: ignore[misc]  # pyspark is not chec
         instance: the estimator or model.
 
     Raises:
-        SettingsError: a part of it cannot be saved; before overwrite() deletes an older one.
+        SettingsError: a part of it cannot be saved; before overwrite() deletes an older one. A
+            Pipeline's overwrite() deletes first.
     """
 
     def __init__(self, instance: Any) -> None:

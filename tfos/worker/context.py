@@ -463,7 +463,8 @@ class NodeContext(PortedContext):
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Return the callbacks for this worker's `fit`: progress for the driver, TensorBoard files.
 
-        Add your own to the list. A failure in one of these callbacks never stops the training.
+        Put your own before them, `[*mine, *ctx.callbacks()]`: the report then has what yours add.
+        A failure in one of these callbacks never stops the training.
         """
         from tfos.keras.fit.callbacks import callbacks
 

@@ -669,8 +669,15 @@ def test_a_pydataset_is_read_by_one_worker_and_refused_with_several():
     data = MadeData(lambda: made).begun()
     assert data.dataset(alone(), None) is made
     assert data.held(context(0), None) is made
-    with pytest.raises(SettingsError, match=r"returned a Batches; .*batch_size"):
+    with pytest.raises(SettingsError, match=r"returned a Batches; with several workers it must"):
         data.dataset(context(0), None)
+
+
+def test_a_function_of_validation_data_may_return_what_keras_takes():
+    made = np.ones((3, 1)), np.ones((3, 1))
+    assert MadeData(lambda: made).begun().held(alone(), None) is made
+    with pytest.raises(SettingsError, match="returned a NoneType; it must"):
+        MadeData(lambda: None).begun().held(alone(), None)
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # as above

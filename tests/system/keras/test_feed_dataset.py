@@ -165,7 +165,9 @@ def test_features_that_keras_would_give_to_each_others_inputs_are_refused():
             ctx = cluster.contexts[0]
             feed_epochs(ctx.feed_channel, [rows], finish=True)
             if refused:
-                with pytest.raises(SettingsError, match=r"order \['user', 'price'\].*dict\(inputs"):
+                with pytest.raises(
+                    SettingsError, match=r"order \['user', 'price'\].*each OrderedDict"
+                ):
                     model.fit(FeedDataset(ctx, 4, columns), verbose=0)
             else:
                 model.fit(FeedDataset(ctx, 4, columns), verbose=0)

@@ -12,12 +12,7 @@ pytest.importorskip("tensorflow")
 import keras
 
 from tfos.errors import SettingsError
-from tfos.keras.data.label_shapes import (
-    check_has_labels,
-    check_inputs,
-    check_labels,
-    check_one_input,
-)
+from tfos.keras.data.label_shapes import check_has_labels, check_labels
 
 pytestmark = pytest.mark.tf
 
@@ -123,45 +118,9 @@ def test_one_array_of_labels_is_that_of_the_one_output_with_a_loss():
     assert check_labels(model(2, 1, loss=["mse", None]), labels(8, 2))
 
 
-def of_inputs(outer: type, inner: type = dict, kind: type = keras.Model) -> keras.Model:
-    user, price = keras.Input((1,)), keras.Input((1,), name="price")
-    outputs = keras.layers.Dense(1)(user - price)
-    return kind(outer(user=inner(z=user, a=price), price=price), outputs)
-
-
-def features(kind: type = dict) -> Any:
-    return kind(user=kind(z=labels(8, 1), a=labels(8, 1)), price=labels(8, 1))
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner"), [(OrderedDict, dict), (dict, OrderedDict)], ids=["outer", "inner"]
-)
-def test_features_that_keras_takes_in_another_order_than_the_inputs_are_refused(
-    outer: type, inner: type
-):
-    with pytest.raises(SettingsError, match=r"user\.z.* each other's features\. .*dict\(inputs"):
-        check_inputs(of_inputs(outer, inner), features())
-
-
-class OwnCall(keras.Model):  # type: ignore[misc]  # Keras has no types
-    def call(self, inputs: Any, **options: Any) -> Any:
-        return super().call(inputs, **options)
-
-
 class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
-
-
-@pytest.mark.parametrize("kind", [OwnStep, OwnCall])
-def test_a_model_of_the_user_may_order_the_features_itself(kind: type):
-    check_inputs(of_inputs(OrderedDict, kind=kind), features())
-
-
-def test_features_in_the_order_of_the_inputs_are_taken():
-    for kind in (dict, OrderedDict):
-        check_inputs(of_inputs(kind, kind), features(kind))
-    check_inputs(of_inputs(OrderedDict), {"user": labels(8, 1)})  # for Keras to refuse
 
 
 def own_step() -> keras.Model:
@@ -211,35 +170,3 @@ def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
     check_has_labels(own_step(), ["x"])
     check_has_labels(model(1, loss=None), ["x"])
     check_has_labels(model(1, loss=user_loss), ["x"])
-
-
-class Joined(keras.Sequential):  # type: ignore[misc]  # Keras is not checked
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        return super().call(keras.ops.concatenate(inputs, -1))
-
-
-class Measured(keras.Sequential):  # type: ignore[misc]  # Keras is not checked
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        return {"mean": keras.ops.mean(x[1])}
-
-
-def test_several_inputs_of_a_sequential_with_one_are_refused():
-    """Keras names the inputs in a warning, and trains on the first: a column was left out."""
-
-    def one(kind: Any) -> Any:
-        made = kind([keras.Input((3,)), keras.layers.Dense(1)])
-        made.compile(loss="mse")
-        return made
-
-    given = (np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
-    sequential = one(keras.Sequential)
-    with pytest.raises(SettingsError, match=r"has 2 inputs.*model has one.*np\.column_stack\(x\)"):
-        check_one_input(sequential, given)
-    assert np.column_stack(given).shape == (8, 3)
-    check_one_input(sequential, given[0])
-    check_one_input(sequential, given[:1])
-    layers = [keras.layers.Concatenate(), keras.layers.Dense(1)]
-    for each in (one(Joined), one(Measured), keras.Sequential(layers)):
-        check_one_input(each, given)
-    with pytest.raises(ValueError, match="received 2 input tensors"):  # Keras' own
-        model(1)(given)

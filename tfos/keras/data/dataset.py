@@ -36,16 +36,12 @@ from tfos.keras.data.class_weights import ClassWeights
 from tfos.keras.data.columns import AS_FED, ColumnRoles, RowMapper, has_length
 from tfos.keras.data.epoch_length import AllEpochs, EpochLength
 from tfos.keras.data.label_order import LabelOrder
-from tfos.keras.data.label_shapes import (
-    check_has_labels,
-    check_inputs,
-    check_labels,
-    check_one_input,
-)
+from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
 from tfos.keras.data.running_fit import RunningFit, running_fit, runs_in_loop_over
+from tfos.keras.input_order import check_inputs
 from tfos.keras.protocols import RowsContext
 
 logger = logging.getLogger(__name__)
@@ -262,7 +258,6 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             check_has_labels(self._unmatched, self._mapped.names)
             self._unmatched = None
         elif self._unmatched is not None:
-            check_one_input(self._unmatched, ready.values[0])
             is_over = check_labels(self._unmatched, ready.values[1])
             self._unmatched = None if is_over else self._unmatched
         if self._in_loop or self._in_own_loop:

@@ -3,11 +3,10 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
-Covers: several inputs of a model that has one, of which Keras takes the first; features that Keras
-would give to each other's inputs; rows without labels; one array of labels for several outputs;
-outputs of known shapes, and Keras' losses that compare element by element and do not refuse this
-themselves.
-Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean.  Pure.
+Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
+Keras' losses that compare element by element and do not refuse this themselves.
+Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean; compare
+features with inputs (tfos.keras.input_order).  Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
 from tfos.errors import SettingsError
+from tfos.keras.input_order import has_keras_step
 
 _ELEMENTWISE = {
     keras.losses.hinge,
@@ -31,34 +30,6 @@ _ELEMENTWISE = {
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
 }
-
-
-def check_one_input(model: Any, x: Any) -> None:
-    """Refuse several inputs of a Sequential with one: Keras warns, and trains on the first alone.
-
-    Other models with one input refuse them themselves.
-
-    Args:
-        model: compiled.
-        x: inputs of one batch, nested as Keras takes them.
-
-    Raises:
-        SettingsError: says how columns become one input, or several.
-    """
-    if not isinstance(x, list | tuple) or len(x) < 2 or not isinstance(model, keras.Sequential):
-        return
-    kind = type(model)
-    has_own = (  # each is given all inputs
-        kind.call is not keras.Sequential.call
-        or kind.compute_metrics is not keras.Model.compute_metrics
-    )
-    if has_own or not _is_kerass(model) or len(getattr(model, "inputs", None) or ()) != 1:
-        return
-    raise SettingsError(
-        f"the batch has {len(x)} inputs, as a list of columns with arrays or text makes several, "
-        "and the model has one: Keras would leave out all but the first. Join numbers by "
-        "map_fn=lambda x, y: (np.column_stack(x), y), or give the model an Input for each"
-    )
 
 
 def check_labels(model: Any, labels: Any) -> bool:
@@ -78,7 +49,7 @@ def check_labels(model: Any, labels: Any) -> bool:
     if not getattr(model, "built", False):
         return False
     outputs = getattr(model, "outputs", None)
-    if not _is_kerass(model) or not outputs:
+    if not has_keras_step(model) or not outputs:
         return True
     if len(outputs) > 1 and hasattr(labels, "shape") and _compares_several(model.loss):
         raise SettingsError(
@@ -99,36 +70,6 @@ def check_labels(model: Any, labels: Any) -> bool:
     return True
 
 
-def check_inputs(model: Any, features: Any) -> None:
-    """Refuse a dict of features that Keras would give to each other's inputs.
-
-    Keras pairs them by position: an OrderedDict in its own order, a dict in that of sorted keys.
-
-    Args:
-        model: any.
-        features: features of one batch, nested as Keras takes them.
-
-    Raises:
-        SettingsError: names both orders, and the remedy.
-    """
-    declared = getattr(model, "_inputs_struct", None)
-    if not isinstance(declared, Mapping) or not isinstance(features, Mapping):
-        return
-    kind = type(model)
-    if kind.train_step is not keras.Model.train_step or kind.call is not Functional.call:
-        return  # it may order them itself
-    own, given = (
-        [".".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(each)]
-        for each in (declared, features)
-    )
-    if given != own and set(given) == set(own):
-        raise SettingsError(
-            f"the model's inputs are an OrderedDict in the order {own}, and the batch is a dict, "
-            f"whose values Keras takes in the order {given}: inputs would get each other's "
-            "features. Make the model of a dict: keras.Model(dict(inputs), outputs)"
-        )
-
-
 def check_has_labels(model: Any, columns: Sequence[str]) -> None:
     """Refuse rows without labels for a model that compares them by a loss of Keras.
 
@@ -139,7 +80,7 @@ def check_has_labels(model: Any, columns: Sequence[str]) -> None:
     Raises:
         SettingsError: names the columns and the argument.
     """
-    if not _is_kerass(model):
+    if not has_keras_step(model):
         return
     losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
     if any(str(getattr(each, "__module__", "")).startswith("keras.") for each in losses):
@@ -148,14 +89,6 @@ def check_has_labels(model: Any, columns: Sequence[str]) -> None:
             f"the batch has no labels, and the model's loss {model.loss!r} compares its outputs "
             f"with them; {have}. Name them: ctx.dataset(…, feature_cols=…, label_cols='…')"
         )
-
-
-def _is_kerass(model: Any) -> bool:
-    """Whether Keras' own step compares the outputs with the labels."""
-    return all(
-        getattr(type(model), name) is getattr(keras.Model, name)
-        for name in ("train_step", "compute_loss")
-    )
 
 
 def _compares_several(loss: Any) -> bool:

@@ -96,8 +96,11 @@ def load_rows(
     try:
         client.tables.route({table: ()})  # refuses a table that is not there
     except ServerPhaseError as error:
-        how = "call ctx.load_rows after ctx.distribute(model), and before fit"
-        raise ServerPhaseError(f"table {table!r}: no model is distributed yet; {how}") from error
+        raise ServerPhaseError(
+            f"table {table!r}: no model with weights is distributed yet. Call ctx.load_rows after "
+            "ctx.distribute(model) and before fit; give the model a keras.Input before, or call it "
+            "once, model(x[:1])"
+        ) from error
     if not is_chief:
         _wait_for_chief(client, METADATA_NAME, table)
         return 0

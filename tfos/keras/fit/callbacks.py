@@ -34,7 +34,7 @@ _WRITING = (
 
 
 def callbacks(ctx: ShownContext) -> list[Any]:
-    """Return a list of the callbacks for this worker's `fit`, to which users add their own.
+    """Return a list of the callbacks for this worker's `fit`; users put their own before them.
 
     Args:
         ctx: the node's context; without `log_dir` there is no TensorBoard.
