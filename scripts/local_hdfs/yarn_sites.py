@@ -56,6 +56,7 @@ def yarn_site(ports: YarnPorts, node_memory_mib: int) -> dict[str, str]:
     """
     clients, masters, nodes, administration, web = ports.resource_manager
     manager, node = "yarn.resourcemanager", "yarn.nodemanager"
+    checker = f"{node}.disk-health-checker"
     return {
         f"{manager}.hostname": HOST,
         f"{manager}.address": f"{HOST}:{clients}",
@@ -73,7 +74,9 @@ def yarn_site(ports: YarnPorts, node_memory_mib: int) -> dict[str, str]:
         f"{node}.vmem-check-enabled": "false",
         f"{node}.pmem-check-enabled": "false",
         # A disk that is 90 % full would make a node unhealthy, and applications wait for ever.
-        f"{node}.disk-health-checker.enable": "false",
+        f"{checker}.enable": "false",
+        # The check at the start is made all the same; applications then fail with "No space".
+        f"{checker}.max-disk-utilization-per-disk-percentage": "100.0",
         # SPARK_LOCAL_IP keeps the containers' sockets on loopback.
         f"{node}.env-whitelist": "JAVA_HOME,HADOOP_CONF_DIR,PATH,LANG,TZ,SPARK_LOCAL_IP",
         "yarn.timeline-service.enabled": "false",

@@ -84,3 +84,11 @@ def test_all_listen_on_loopback_and_node_managers_share_nothing():
 def test_an_application_master_has_hadoops_own_time_to_unpack_an_environment():
     site = yarn_site(YARN_PORTS, 4096)
     assert site["yarn.am.liveness-monitor.expiry-interval-ms"] == "600000"
+
+
+def test_a_disk_that_is_nearly_full_takes_containers():
+    """Hadoop's default takes none above 90 %, however many GB that leaves."""
+    site = yarn_site(YARN_PORTS, 4096)
+    checker = "yarn.nodemanager.disk-health-checker"
+    assert site[f"{checker}.enable"] == "false"
+    assert site[f"{checker}.max-disk-utilization-per-disk-percentage"] == "100.0"
