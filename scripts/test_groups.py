@@ -99,7 +99,7 @@ GROUPS = (
 IDLE = Group("idle", ("tests/ps/test_simulation.py",), "idle and not long", budget_s=300)
 """Runs at the lowest priority beside all others. To collect whole folders would cost it as much
 processor time as its tests."""
-LONG = Group("long", ("tests",), "long", budget_s=3600)
+LONG = Group("long", ("tests",), "long", budget_s=4800)
 """Run by scripts/test --long alone."""
 
 

@@ -13,11 +13,12 @@ import pytest
 from tests.support.soak import SETTLE_S, Soak
 from tests.support.waiting import wait_until
 
-LONG_S = 600.0
+LONG_S = 1800.0
 KILL_EVERY_S = 30.0
 SAVE_EVERY_PUSHES = 400
-WARM_UP_S = 150.0
-"""Both kinds of kill have happened twice; allocators have the arenas that they will have."""
+WARM_UP_S = 600.0
+"""Ten kills of each kind. Each of the first adds some 10 KB of arenas, 2 % an hour if measured
+alone; two hours of further ones grow by .25 % an hour."""
 MOST_PER_HOUR = 0.01
 
 
@@ -59,7 +60,7 @@ def test_counters_stay_exact_while_workers_and_servers_are_killed(soak: Soak):
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S + 300)
 @pytest.mark.parametrize("soak", [3], indirect=True, ids=["3 workers"])
-def test_ten_minutes_of_kills_leave_nothing(soak: Soak):
+def test_half_an_hour_of_kills_leaves_nothing(soak: Soak):
     random_ = random.Random(0)
     begun_s = time.monotonic()
     samples: list[tuple[float, ...]] = []
