@@ -146,6 +146,14 @@ def test_columns_are_mapped_in_the_order_of_their_names():
     assert feed.next_batch(5) == {"x": [1, 3], "y": [2, 4]}
 
 
+@pytest.mark.parametrize("made", [pipeline.TFEstimator(print, {}), pipeline.TFModel({})])
+def test_a_pipeline_refuses_two_columns_under_one_name(made):
+    made.setInputMapping({"a": "x", "b": "x"})
+    call = made.fit if isinstance(made, pipeline.TFEstimator) else made.transform
+    with pytest.raises(SettingsError, match=r"has the columns \['a', 'b'\] under one name, 'x'"):
+        call(types.SimpleNamespace(columns=["a", "b"]))
+
+
 def test_results_and_the_functions_of_the_first_release():
     made = manager(1, 2, None)
     results: Any = made.get_queue("output")
