@@ -403,8 +403,9 @@ def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
         value: the user's value.
         or_zero: whether 0 is allowed, too.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not (value > 0 or (or_zero and value == 0)):
+    if or_zero and value == 0 and not isinstance(value, bool):
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise SettingsError(f"{name} must be {'>=' if or_zero else '>'} 0 seconds, got {value!r}.")
     if math.isinf(value):
         raise SettingsError(f"{name} must be finite: every wait has a deadline.")
