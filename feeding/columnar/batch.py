@@ -7,7 +7,6 @@ Threads: any; pure data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,18 +46,21 @@ def check_input_mapping(value: object) -> dict[str, str] | None:
     """
     if not value:
         return None
-    if not isinstance(value, Mapping):
+    if not hasattr(value, "items"):  # what has them, as a config's section, need not be a Mapping
         raise FeedSettingsError(
             "input_mapping must be a dict from column to tensor name, got "
             f"{value!r} ({type(value).__name__})"
         )
-    mapping = dict(sorted(value.items()))
-    tensors = list(mapping.values())
-    if shared := [column for column, tensor in mapping.items() if tensors.count(tensor) > 1]:
-        raise FeedSettingsError(
-            f"input_mapping has the columns {shared} under one name, {mapping[shared[0]]!r}; "
-            "give each a tensor name of its own"
-        )
+    mapping: dict[str, str] = dict(sorted(value.items()))
+    columns: dict[str, list[str]] = {}
+    for column, tensor in mapping.items():
+        columns.setdefault(tensor, []).append(column)
+    for tensor, shared in columns.items():
+        if len(shared) > 1:
+            raise FeedSettingsError(
+                f"input_mapping has the columns {shared} under one name, {tensor!r}; "
+                "give each a tensor name of its own"
+            )
     return mapping
 
 

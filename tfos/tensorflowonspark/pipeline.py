@@ -23,7 +23,7 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from feeding.columnar.batch import check_batch_size, check_input_mapping
+from feeding.columnar.batch import check_batch_size
 from tfos.cluster import TFCluster
 from tfos.config import InputMode
 from tfos.errors import SettingsError, UnsupportedError
@@ -401,10 +401,8 @@ def _mapped_columns(mapping: dict[str, str], dataset: Any) -> list[str]:
     """Return the mapped columns in the order of their names.
 
     Raises:
-        SettingsError: no column is mapped, two are to one name, or the DataFrame lacks one or has
-            it twice.
+        SettingsError: no column is mapped, or the DataFrame lacks one or has it twice.
     """
-    check_input_mapping(mapping)
     missing = sorted(set(mapping) - set(dataset.columns))
     if missing or not mapping:
         raise SettingsError(

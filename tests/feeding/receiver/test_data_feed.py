@@ -200,8 +200,8 @@ def test_input_mapping_orders_tensors_by_column_name():
     ("mapping", "told"),
     [
         (
-            {"label": "x", "image": "x", "id": "y"},
-            r"has the columns \['image', 'label'\] under one name, 'x'; give each a tensor name",
+            {"label": "x", "image": "y", "id": "y", "key": "x"},
+            r"has the columns \['id', 'image'\] under one name, 'y'; give each a tensor name",
         ),
         (["image"], r"must be a dict from column to tensor name, got \['image'\] \(list\)"),
     ],
