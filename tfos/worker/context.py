@@ -223,7 +223,7 @@ class NodeContext(PortedContext):
             input_mapping: column name to tensor name; batches are then dicts of lists.
 
         Raises:
-            SettingsError: the cluster has no such feed.
+            SettingsError: the cluster has no such feed, or two columns share a tensor name.
         """
         return self._feeds.open(train_mode, qname_in, qname_out, input_mapping, self._stop_asked)
 
