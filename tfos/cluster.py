@@ -387,7 +387,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             FeedJobError: a batch of the stream could not be fed; the stream ended with it.
             ShutdownTimeout: main_fun did not return in time.
         """
-        grace_s = preflight.check_timeout("grace_secs", grace_secs) if grace_secs else 0.0
+        grace_s = preflight.check_timeout("grace_secs", grace_secs or 0, or_zero=True)
         given_s = DEFAULT_SHUTDOWN_S if timeout == -1 else timeout
         timeout_s = math.inf if given_s is None else preflight.check_timeout("timeout", given_s)
         if self._ending.is_forked:  # its copy of the state never changes, and its jobs are ours

@@ -1,6 +1,6 @@
 """Batches: the columns that a reader passes to training, and the ends of epochs and feeds.
 
-Covers: Batch, Ragged, EpochEnd, FeedEnd, the check of a batch size.
+Covers: Batch, Ragged, EpochEnd, FeedEnd, the checks of a batch size and of an input mapping.
 Does not: make batches (receiver.batch_reader, reading.reader).
 Threads: any; pure data.
 """
@@ -31,6 +31,37 @@ def check_batch_size(value: object, name: str = "batch_size") -> int:
     if not isinstance(value, bool) and isinstance(value, int | np.integer) and value >= 1:
         return int(value)
     raise FeedSettingsError(f"{name} must be an int >= 1, got {value!r} ({type(value).__name__})")
+
+
+def check_input_mapping(value: object) -> dict[str, str] | None:
+    """Return a mapping from column to tensor name, sorted by column; None for an empty one.
+
+    `df.select(sorted(columns))` orders the values of a row like that.
+
+    Args:
+        value: as the user gave it.
+
+    Raises:
+        FeedSettingsError: it is no mapping, or two columns share a tensor, whose lists would mix.
+    """
+    if not value:
+        return None
+    if not hasattr(value, "items"):  # what has them, as a config's section, need not be a Mapping
+        raise FeedSettingsError(
+            "input_mapping must be a dict from column to tensor name, got "
+            f"{value!r} ({type(value).__name__})"
+        )
+    mapping: dict[str, str] = dict(sorted(value.items()))
+    columns: dict[str, list[str]] = {}
+    for column, tensor in mapping.items():
+        columns.setdefault(tensor, []).append(column)
+    for tensor, shared in columns.items():
+        if len(shared) > 1:
+            raise FeedSettingsError(
+                f"input_mapping has the columns {shared} under one name, {tensor!r}; "
+                "give each a tensor name of its own"
+            )
+    return mapping
 
 
 @with_field_texts

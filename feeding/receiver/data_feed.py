@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from feeding.columnar.batch import EpochEnd, check_batch_size
+from feeding.columnar.batch import EpochEnd, check_batch_size, check_input_mapping
 from feeding.columnar.rows import column_values, rows_of
 from feeding.columnar.schema import Schema
 from feeding.encode.arrays import columns_of
@@ -57,8 +57,7 @@ class DataFeed:
         """Whether somebody outside asks for the end of the training; asked by `should_stop`."""
         self._channel = channel
         self._cursor = Cursor(channel, qname_in)
-        # Sorted by column, as `df.select(sorted(columns))` orders the values of a row.
-        self._mapping = dict(sorted(input_mapping.items())) if input_mapping else None
+        self._mapping = check_input_mapping(input_mapping)
 
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
         """Return up to `batch_size` rows, fewer at the end of an epoch, a partition or the feed.

@@ -232,10 +232,23 @@ def test_only_the_default_limit_of_shutdown_counts_from_the_last_step(
     assert asked == [limit]
 
 
-@pytest.mark.parametrize("options", [{"grace_secs": "30"}, {"grace_secs": -1}, {"timeout": 0}])
-def test_shutdown_refuses_times_before_it_ends_anything(cluster, options):
+@pytest.mark.parametrize("grace_secs", [0, 0.0, None])
+def test_grace_secs_may_be_left_out_or_none(cluster, monkeypatch, grace_secs):
+    asked = []
+    monkeypatch.setattr(
+        cluster._ending, "shutdown", lambda *_, grace_s, **__: asked.append(grace_s)
+    )
+    cluster.shutdown(grace_secs=grace_secs)
+    assert asked == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({"grace_secs": "30"}, ">="), ({"grace_secs": -1}, ">="), ({"timeout": 0}, ">")],
+)
+def test_shutdown_refuses_times_before_it_ends_anything(cluster, options, bound):
     (name,) = options
-    with pytest.raises(SettingsError, match=f"{name} must be > 0 seconds, got"):
+    with pytest.raises(SettingsError, match=f"{name} must be {bound} 0 seconds, got"):
         cluster.shutdown(**options)
     assert cluster.phase is ClusterPhase.RUNNING
     cluster.abort()

@@ -395,15 +395,18 @@ def check_no_feed(feed_timeout: object, qname: object) -> None:
         )
 
 
-def check_timeout(name: str, value: object) -> float:
+def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
     """Return a positive number of seconds, at most as many as a lock takes.
 
     Args:
         name: the argument's name, for messages.
         value: the user's value.
+        or_zero: whether 0 is allowed, too.
     """
+    if or_zero and value == 0 and not isinstance(value, bool):
+        return 0.0
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise SettingsError(f"{name} must be > 0 seconds, got {value!r}.")
+        raise SettingsError(f"{name} must be {'>=' if or_zero else '>'} 0 seconds, got {value!r}.")
     if math.isinf(value):
         raise SettingsError(f"{name} must be finite: every wait has a deadline.")
     return min(float(value), threading.TIMEOUT_MAX)

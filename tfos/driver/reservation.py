@@ -291,7 +291,8 @@ def _settings(
         is_mirrored=plan.is_mirrored,
         feeds=feeds,
         loopback=facts.is_local,
-        default_fs=facts.default_fs,
+        # As in TensorFlowOnSpark, whose programs write ctx.defaultFS + an absolute path.
+        default_fs="file://" if facts.default_fs == "file:///" else facts.default_fs,
         driver_loopback=endpoint.namespace_id("net"),
         legacy_keras=os.environ.get(legacy_keras.VARIABLE, ""),
         release_port=bool(request.release_port),

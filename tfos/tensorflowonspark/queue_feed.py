@@ -11,7 +11,7 @@ import queue
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from feeding.columnar.batch import check_batch_size
+from feeding.columnar.batch import check_batch_size, check_input_mapping
 from tfos.errors import SettingsError
 from tfos.tensorflowonspark.marker import EndPartition
 
@@ -37,9 +37,8 @@ class QueueFeed:
         self.done_feeding = False
         self._rows = rows
         self._results = results
-        self._tensors = (
-            [tensor for _, tensor in sorted(input_mapping.items())] if input_mapping else None
-        )
+        mapping = check_input_mapping(input_mapping)
+        self._tensors = list(mapping.values()) if mapping else None
 
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
         """Return up to `batch_size` rows; fewer at the end of the feed or of a partition."""

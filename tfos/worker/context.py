@@ -74,7 +74,7 @@ class NodeContext(PortedContext):
         cluster_spec: job name -> `host:port` of each node by index; TF_CONFIG has the workers,
             too. A worker's port is free for a server that main_fun starts, such as
             TensorFlow's; see `release_port`.
-        defaultFS: Hadoop's default file system.
+        defaultFS: Hadoop's default file system, the local one as `file://`.
         working_dir: the executor's working directory; the base of relative local paths.
         log_dir: local directory of this worker's logs and event files, even if they are copied
             to a URL; TensorBoard shows it as runs `worker-N/…`.
@@ -223,7 +223,7 @@ class NodeContext(PortedContext):
             input_mapping: column name to tensor name; batches are then dicts of lists.
 
         Raises:
-            SettingsError: the cluster has no such feed.
+            SettingsError: the cluster has no such feed, or two columns share a tensor name.
         """
         return self._feeds.open(train_mode, qname_in, qname_out, input_mapping, self._stop_asked)
 

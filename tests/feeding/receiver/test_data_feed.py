@@ -196,6 +196,22 @@ def test_input_mapping_orders_tensors_by_column_name():
     assert feed.next_batch(10) == {"x": [], "y": []}
 
 
+@pytest.mark.parametrize(
+    ("mapping", "told"),
+    [
+        (
+            {"label": "x", "image": "y", "id": "y", "key": "x"},
+            r"has the columns \['id', 'image'\] under one name, 'y'; give each a tensor name",
+        ),
+        (["image"], r"must be a dict from column to tensor name, got \['image'\] \(list\)"),
+    ],
+    ids=["shared name", "list"],
+)
+def test_input_mapping_has_one_tensor_for_each_column(mapping, told):
+    with pytest.raises(FeedSettingsError, match="input_mapping " + told):
+        make([[(0, 7, 1)]], input_mapping=mapping)
+
+
 NAMED = row_class(("label", "features", "other"))
 
 

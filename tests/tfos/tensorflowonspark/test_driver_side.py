@@ -69,6 +69,7 @@ def test_the_attributes_of_a_running_cluster(spark):
     meta = cluster.cluster_meta
     assert meta["cluster_template"] == {"ps": [0], "chief": [1], "worker": [2]}
     assert (meta["num_executors"], meta["release_port"]) == (3, False)
+    assert meta["default_fs"] == "file://", "programs join it to an absolute path"
     assert cluster.meta == meta
     host, port = meta["server_addr"]
     with socket.create_connection((host, port), timeout=10):

@@ -144,6 +144,14 @@ def test_only_batches_of_inference_end_with_a_partition():
 def test_columns_are_mapped_in_the_order_of_their_names():
     feed = TFNode.DataFeed(manager((1, 2), (3, 4), None), input_mapping={"b": "y", "a": "x"})
     assert feed.next_batch(5) == {"x": [1, 3], "y": [2, 4]}
+    with pytest.raises(SettingsError, match=r"has the columns \['a', 'b'\] under one name, 'x'"):
+        TFNode.DataFeed(manager(), input_mapping={"b": "x", "a": "x"})
+
+
+def test_columns_may_share_a_name_that_train_fn_does_not_read():
+    """Its DataFeed may have no mapping, as in TensorFlowOnSpark's own mnist_pipeline.py."""
+    dataset = types.SimpleNamespace(columns=["a", "b", "c"])
+    assert pipeline._mapped_columns({"b": "x", "a": "x"}, dataset) == ["a", "b"]
 
 
 def test_results_and_the_functions_of_the_first_release():
