@@ -69,17 +69,17 @@ def follow(environment: MutableMapping[str, str], choice: str) -> None:
 def advice(error: BaseException) -> str:
     """Return the advice where one Keras does not say that the other one is needed; else nothing.
 
-    Keras 3's `fit` under several workers of a strategy only says that a conversion fails, Keras 2's
-    with callbacks of Keras 3 that they lack an attribute.
+    Keras 3's `fit` under several workers of a strategy only says that a conversion fails. Keras 2's
+    `fit` only says that a callback of Keras 3 lacks an attribute.
 
     Args:
         error: error of main_fun.
     """
     if isinstance(error, AttributeError) and error.name == _OF_CALLBACKS:
         return (
-            ". This callback is of Keras 3, as those of ctx.callbacks() are, and the fit is of "
-            "Keras 2: pass callbacks of tf_keras only. One of them may call "
-            "ctx.report_progress(step, rows)"
+            ". This model is of Keras 2: pass callbacks of tf_keras only; those of ctx.callbacks() "
+            "are of Keras 3. One of tf_keras may call ctx.report_progress(step, rows) in "
+            "on_epoch_end"
         )
     if not isinstance(error, ValueError) or "values.PerReplica" not in str(error):
         return ""
