@@ -1,7 +1,7 @@
 """tf-keras, Keras 2, as `tf.keras`: which Keras the nodes use, and what Keras 2 programs write.
 
-Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, advice if Keras 3
-refuses a program.
+Covers: the driver's choice on the nodes, `lr=` of tf-keras' optimizers, advice if one Keras
+refuses what the other one takes.
 Does not: import TensorFlow or tf-keras, install anything.
 Runs in: the driver and the workers' processes.
 
@@ -25,6 +25,8 @@ _TRUE = ("1", "true", "True")
 """Values that TensorFlow reads as true."""
 _PACKAGE = "tf_keras"
 _OPTIMIZERS = "tf_keras.src.optimizers"
+_OF_CALLBACKS = "_implements_train_batch_hooks"
+"""What Keras 2's `fit` asks each callback for, and Keras 3's have not."""
 
 
 def prefer(environment: MutableMapping[str, str], modules: Mapping[str, ModuleType]) -> None:
@@ -65,13 +67,20 @@ def follow(environment: MutableMapping[str, str], choice: str) -> None:
 
 
 def advice(error: BaseException) -> str:
-    """Return the advice for the error of Keras 3's `fit` under several workers of a strategy.
+    """Return the advice where one Keras does not say that the other one is needed; else nothing.
 
-    Keras' own text only says that a conversion fails. Empty: it is another error.
+    Keras 3's `fit` under several workers of a strategy only says that a conversion fails. Keras 2's
+    `fit` only says that a callback of Keras 3 lacks an attribute.
 
     Args:
         error: error of main_fun.
     """
+    if isinstance(error, AttributeError) and error.name == _OF_CALLBACKS:
+        return (
+            ". This model is of Keras 2: pass callbacks of tf_keras only; those of ctx.callbacks() "
+            "are of Keras 3. One of tf_keras may call ctx.report_progress(step, rows) in "
+            "on_epoch_end"
+        )
     if not isinstance(error, ValueError) or "values.PerReplica" not in str(error):
         return ""
     return (

@@ -31,7 +31,7 @@ from tfos.estimators.training import (
     fit,
     fit_made,
 )
-from tfos.feed.dataframe import as_dataframe
+from tfos.feed.dataframe import as_dataframe, check_classic
 from tfos.feed.dataframe_inference import is_frame
 from tfos.files.paths import output_directory
 from tfos.orca.other_names import METHODS, refuse
@@ -611,11 +611,12 @@ def _frame(
         name: name of the argument.
 
     Raises:
-        SettingsError: data is something else.
+        SettingsError: data is something else, or a DataFrame of Spark Connect.
     """
     if isinstance(data, str):
         return active_session().read.load(data)
     if is_frame(data):
+        check_classic(data)  # before its session reads the model
         return data
     raise _unknown(name, kinds, data)
 

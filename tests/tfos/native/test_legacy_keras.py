@@ -129,6 +129,15 @@ def test_keras_3_under_a_strategy_gets_the_next_step():
     assert advice(ValueError("batch_size")) == advice(TypeError(text)) == ""
 
 
+def test_a_callback_of_keras_3_in_a_fit_of_keras_2_gets_the_next_step():
+    with pytest.raises(AttributeError) as caught:
+        _ = ModuleType("callback")._implements_train_batch_hooks  # as Keras 2's CallbackList asks
+    assert "pass callbacks of tf_keras only" in advice(caught.value)
+    with pytest.raises(AttributeError) as caught:
+        _ = ModuleType("callback").on_train_begin
+    assert advice(caught.value) == ""
+
+
 def test_optimizers_stay_as_they_are_with_keras_3(keras_2):
     follow({}, "0")
     adam = importlib.import_module("tf_keras.src.optimizers.adam")

@@ -328,6 +328,20 @@ def test_data_of_another_kind_is_refused_by_its_own_name(monkeypatch):
             ask()
 
 
+def test_a_frame_of_spark_connect_is_refused_before_its_session_reads_the_model(monkeypatch):
+    monkeypatch.setattr("tfos.orca.estimator.read_signature", _refused)
+    recipe = ModelRecipe(content=COMPILED, has_trained=True)
+    estimator = Estimator(recipe, {}, FitSettings(), None)
+    own = {"__module__": "pyspark.sql.connect.dataframe", **vars(frame_of(x=DoubleType()))}
+    frame: Any = type("DataFrame", (), own)()
+    for ask in (
+        lambda: estimator.predict(frame, "x"),
+        lambda: estimator.evaluate(frame, feature_cols="x", label_cols="y"),
+    ):
+        with pytest.raises(SettingsError, match="this DataFrame belongs to Spark Connect"):
+            ask()
+
+
 def frame_of(**columns: DataType) -> Any:
     """Return what is asked of a DataFrame before any of its rows is."""
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])
