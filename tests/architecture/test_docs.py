@@ -48,6 +48,17 @@ def test_named_paths_exist(document):
     assert not missing
 
 
+def test_documents_that_the_code_names_exist():
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for room in sorted(ROOMS)
+        for path in (ROOT / room).rglob("*.py")
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())
+    }
+    assert len(named) > 15
+    assert not [place for place in sorted(named) if not (ROOT / place[1]).is_file()]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_modules_exist(document):
     missing = [name for name in MODULE.findall(document.read_text()) if not exists(name)]
