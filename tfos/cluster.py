@@ -116,8 +116,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Args:
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, servers and evaluator included; one task slot each.
-            num_ps: parameter servers among them. 0: the workers serve, in "sync". A worker must
-                remain; with ps="tensorflow", a chief and a worker.
+            num_ps: parameter servers among them; a worker must remain. 0: workers serve, in "sync".
             ps: whose servers, those of "tfos" or "tensorflow" (docs/guides/native.md).
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
@@ -125,8 +124,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             eval_node: one node is `evaluator:0`: main_fun calls `ctx.evaluate_checkpoints` there.
-            tensorboard_host: address TensorBoard binds; empty: loopback where the chief is on the
-                driver's host, else the address of the chief's executor.
+            tensorboard_host: TensorBoard's address; empty: loopback if on the driver's host.
             metrics_port: Prometheus page's port, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
             metrics_token_file: file (mode 0600) with that token; None: a new one each time.
