@@ -66,7 +66,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
 
     A context manager: leaving the block shuts the cluster down, in order after success and at once
     after an exception. Three days after the block's last line it stops a main_fun by force, unless
-    that has reported steps meanwhile; `cluster.shutdown(timeout=None)` as that line never does.
+    that has reported steps meanwhile. If that line is `cluster.shutdown(timeout=None)`, there is no
+    such limit.
     """
 
     InputMode: ClassVar[type[InputMode]] = InputMode
@@ -115,15 +116,15 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Args:
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, servers and evaluator included; one task slot each.
-            num_ps: parameter servers among them, 0 to cluster_size - 1; TensorFlow's: 1 less.
-            ps: "tfos", "tensorflow" (docs/guides/native.md); num_ps=0: workers serve, in "sync".
+            num_ps: parameter servers among them; a worker must remain. 0: workers serve, in "sync".
+            ps: whose servers, those of "tfos" or "tensorflow" (docs/guides/native.md).
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.
             log_dir: TensorBoard's directory or URL (docs/guides/files.md); None: a temporary one.
             master_node: role name of the chief, `chief` or `master`; None: worker:0 is the chief.
             eval_node: one node is `evaluator:0`: main_fun calls `ctx.evaluate_checkpoints` there.
-            tensorboard_host: address TensorBoard binds; empty: loopback on the driver's host.
+            tensorboard_host: address it binds; empty: loopback on the driver's host, else its own.
             metrics_port: Prometheus page's port, 0: any; None: no page (docs/guides/metrics.md).
             metrics_host: address of that page; any other than loopback needs `metrics_token()`.
             metrics_token_file: file (mode 0600) with that token; None: a new one each time.

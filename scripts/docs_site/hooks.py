@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the root's documents as pages, the decisions in the navigation."""
+"""Hooks of MkDocs: the root's documents as pages, decisions in the navigation, paths as links."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scripts.docs_site import pages
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = "decisions/"
+REFERENCE = "reference/"
 LIST_OF_DECISIONS = "<!-- decisions -->"
 
 
@@ -41,6 +42,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         lines = [_titled(name) for name in _decisions()]
         markdown = markdown.replace(LIST_OF_DECISIONS, "\n".join(lines))
     return pages.for_site(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Make links of the documents that docstrings name by path."""
+    at = page.file.src_uri
+    return pages.linked(html, at) if at.startswith(REFERENCE) else html
 
 
 def _titled(name: str) -> str:

@@ -23,6 +23,7 @@ ROOT_FILES = {"LICENSE": "LICENSE.txt"}
 _PLACES = {**ROOT_PAGES, **ROOT_FILES}
 _ORIGINS = {page: document for document, page in _PLACES.items()}
 _LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
+_NAMED = re.compile(r"(?<![\w/#.\"'])docs/([\w/-]+)\.md\b")
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
@@ -55,3 +56,13 @@ def for_site(text: str, page: str) -> str:
     pieces = _FENCE.split(text)
     pieces[::2] = [_LINK.sub(rewritten, piece) for piece in pieces[::2]]
     return "".join(pieces)
+
+
+def linked(html: str, page: str) -> str:
+    """Return a page with links at the documents that its text names, as docstrings do by path."""
+
+    def link(named: re.Match[str]) -> str:
+        to = posixpath.relpath(f"{named[1]}.html", posixpath.dirname(page))
+        return f'<a href="{to}">{named[0]}</a>'
+
+    return _NAMED.sub(link, html)

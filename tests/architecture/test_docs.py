@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
+import itertools
 import re
+import textwrap
 import typing
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,17 @@ def test_the_documents_that_everybody_looks_for_exist():
 def test_named_paths_exist(document):
     missing = [name for name in PATH.findall(document.read_text()) if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_documents_that_the_code_names_exist():
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for room in sorted(ROOMS)
+        for path in (ROOT / room).rglob("*.py")
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())
+    }
+    assert len(named) > 15
+    assert not [place for place in sorted(named) if not (ROOT / place[1]).is_file()]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
@@ -227,6 +241,57 @@ def test_the_reference_has_every_public_name_of_a_package_inside_a_room(face):
     for members in re.findall(of_modules, reference, re.MULTILINE):
         shown |= set(members.split(", "))
     assert set(public) <= shown
+
+
+ENTRY = re.compile(r"^::: ([\w.]+)\.(\w+)\n((?: +.*\n)*)", re.MULTILINE)
+
+
+def _shown_classes() -> list[tuple[str, Any, str]]:
+    """Every class of a room on a page of the reference: its name, itself, its entry's options."""
+    text = "\n".join(path.read_text() for path in ROOT.glob("docs/reference/*.md"))
+    found = [
+        (f"{module}.{name}", getattr(importlib.import_module(module), name, None), options)
+        for module, name, options in ENTRY.findall(text)
+        if module in ROOMS  # the packages below them load Keras
+    ]
+    return [each for each in found if inspect.isclass(each[1])]
+
+
+def _fields_without_text(kind: type) -> list[str]:
+    """Public fields of a class without a docstring below them, as its source has them."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    statements = [*typing.cast("ast.ClassDef", body).body, None]
+    return [
+        ast.unparse(field.target)
+        for field, below in itertools.pairwise(statements)
+        if isinstance(field, ast.AnnAssign)
+        and not ast.unparse(field.target).startswith("_")
+        and not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant))
+    ]
+
+
+def test_the_reference_shows_the_fields_of_a_struct_whose_constructor_it_cannot_show():
+    structs = [each for each in _shown_classes() if issubclass(each[1], msgspec.Struct)]
+    assert len(structs) > 15
+    hidden = {
+        name: fields
+        for name, kind, options in structs
+        if "show_if_no_docstring: true" not in options and (fields := _fields_without_text(kind))
+    }
+    assert not hidden
+
+
+SETTINGS = ("ClusterConfig", "Checkpoints", "Resources", "Restarts", "InputFiles")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_reference_has_nothing_of_a_record_of_settings_but_the_settings(name):
+    ((kind, options),) = [each[1:] for each in _shown_classes() if each[0] == f"tfos.{name}"]
+    filters = re.search(r"filters: (\[.*\])", options)
+    hides = [at.removeprefix("!") for at in ast.literal_eval(filters[1])] if filters else ["^_"]
+    fields = {each.name for each in dataclasses.fields(kind)}
+    shown = {each for each in vars(kind) if not any(re.search(at, each) for at in hides)}
+    assert shown == fields
 
 
 NOT_FOR_PROGRAMS = {

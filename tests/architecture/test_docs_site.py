@@ -30,6 +30,12 @@ def test_a_link_to_what_the_site_does_not_have_stays_so_that_the_build_refuses_i
     assert pages.for_site("[a](scripts/test)", "index.md") == "[a](scripts/test)"
 
 
+def test_a_path_in_a_docstring_becomes_a_link_on_its_page_of_the_reference():
+    text = "<td>None: no page (docs/guides/metrics.md).</td>"
+    link = '<a href="../guides/metrics.html">docs/guides/metrics.md</a>'
+    assert pages.linked(text, "reference/tfos.md") == f"<td>None: no page ({link}).</td>"
+
+
 def test_code_is_no_link():
     text = "```python\nx = names[0](docs)\n```\n"
     assert pages.for_site(text, "index.md") == text

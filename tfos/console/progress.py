@@ -30,6 +30,8 @@ class WorkerSample:
     epoch_steps: float = 0.0
     epoch_s: float = 0.0
     epoch_rows: float = 0.0
+    rows_per_epoch: float = 0.0
+    """Rows of its epoch before, if it counts epochs itself; 0: unknown."""
 
     def at_epoch_begin(self) -> WorkerSample:
         """Return what its numbers were when its newest epoch began."""
@@ -53,11 +55,6 @@ class Sample:
     """Workers by attempt: a new attempt counts from 0, by another clock."""
     starting: str = ""
     """What workers without a step do: "workers are starting: import tensorflow 12 s"."""
-
-    @property
-    def rows(self) -> float:
-        """Rows trained by all workers."""
-        return sum(worker.rows for worker in self.workers.values())
 
     def at_epoch_begin(self) -> Sample:
         """Return what the numbers were when each worker's newest epoch began."""
@@ -126,7 +123,7 @@ class TrainingProgress:
     @property
     def rows(self) -> float:
         """Rows trained in this epoch."""
-        return max(0.0, self._now.rows - self._first.rows)
+        return sum(self._rows_of(name, each) for name, each in self._now.workers.items())
 
     @property
     def rows_per_s(self) -> float:
@@ -154,7 +151,7 @@ class TrainingProgress:
     def loss(self) -> float | None:
         """Mean of the workers' losses of this epoch, by their rows; None: none was reported."""
         pairs = [
-            (each.loss, max(0.0, each.rows - self._rows_before(name)))
+            (each.loss, self._rows_of(name, each))
             for name, each in self._of_this_epoch()
             if each.loss is not None
         ]
@@ -243,9 +240,11 @@ class TrainingProgress:
             if each.epochs_begun > (before.epochs_begun if before is not None else 0.0):
                 yield name, each
 
-    def _rows_before(self, name: str) -> float:
+    def _rows_of(self, name: str, worker: WorkerSample) -> float:
         before = self._first.workers.get(name)
-        return before.rows if before is not None else 0.0
+        rows = max(0.0, worker.rows - (before.rows if before is not None else 0.0))
+        # One that is ahead has rows of further epochs.
+        return min(rows, worker.rows_per_epoch) if worker.rows_per_epoch > 0 else rows
 
 
 def _is_same(one: WorkerSample, other: WorkerSample) -> bool:

@@ -192,6 +192,29 @@ def test_the_line_goes_on_without_a_lost_worker():
     assert str(followed._progress).startswith("epoch 3/3  60 of 100 rows")
 
 
+def test_rows_of_further_epochs_do_not_count_for_the_slowest_workers_epoch():
+    state, played = running(plan(2, 0)), Played(iter(()))
+    followed = MainFunWait(played, played, is_fed=False)  # type: ignore[arg-type]
+
+    def line(seq: int, *rows: int) -> str:
+        """Return the line once the workers have trained these rows, 100 an epoch."""
+        for worker, own in enumerate(rows):
+            before, in_epoch = divmod(own - 1, 100)
+            sizes = {"epoch_rows": in_epoch + 1, "rows_per_epoch": 100 * bool(before)}
+            beat = numbers(float(seq), before + 1, own / 10, **sizes)
+            node = NodeId("worker", worker)
+            state.on_heartbeat(messages.Heartbeat(node, seq, "main_fun", progress=beat), seq)
+        followed.follow(state, float(seq))
+        return str(followed._progress)
+
+    assert line(1, 80, 40).startswith("epoch 1/3  120 rows")
+    assert line(2, 160, 80).startswith("epoch 1/3  180 rows")
+    assert line(3, 220, 110).startswith("epoch 2/3  30 of 200 rows")
+    late = line(4, 350, 150)
+    assert late.startswith("epoch 2/3  150 of 200 rows")
+    assert "the epoch ends" not in late
+
+
 def beside_one_that_has_returned(after_epochs: int, rows: float) -> tuple[str, str]:
     """Return the line in the chief's third epoch, and once the chief has returned as well."""
     state, played = running(plan(2, 0)), Played(iter(()))
