@@ -110,9 +110,7 @@ class DenseClient:
         num_servers = len(self._servers.links)
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
-    def seed(
-        self, manifest: Manifest, values: Mapping[str, Array], timeout_s: float | None = None
-    ) -> int:
+    def seed(self, manifest: Manifest, values: Mapping[str, Array], timeout_s: float | None) -> int:
         """Give the servers their manifest and first values. Returns and raises as PSClient.seed.
 
         Args:
@@ -162,8 +160,8 @@ class DenseClient:
         self,
         into: Mapping[str, Array],
         *,
-        averages: bool = False,
-        timeout_s: float | None = None,
+        averages: bool,
+        timeout_s: float | None,
     ) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.
 
