@@ -21,13 +21,13 @@ class EpochReports:
     """Reports of the epochs of main_fun's fits.
 
     Args:
-        report: function that sends a report to the driver.
+        report: function that sends a report to the driver; an epoch's end goes through `ended`.
     """
 
     def __init__(
         self, report: Callable[[FitReading | EpochTrained | BestSaved | Evaluated], object]
     ) -> None:
-        self._report = report
+        self.report = report
         self._best: BestKeeper | None = None
 
     @property
@@ -39,15 +39,7 @@ class EpochReports:
         """Let this keeper decide whether to save each epoch; report the best so far."""
         self._best = keeper
         if keeper.saved is not None:
-            self._report(keeper.saved)
-
-    def fit_reads(self, fit: FitReading) -> None:
-        """Report that `fit` of a distributed model has begun, or ended."""
-        self._report(fit)
-
-    def evaluated(self, checkpoint: Evaluated) -> None:
-        """Report that the evaluator has evaluated a checkpoint."""
-        self._report(checkpoint)
+            self.report(keeper.saved)
 
     def ended(self, epoch: EpochTrained, generations: tuple[int, ...] | None = None) -> None:
         """Report that an epoch has ended.
@@ -62,5 +54,5 @@ class EpochReports:
         if self._best is not None and epoch.is_distributed:
             saved = self._best.look(epoch, generations)
             if saved is not None:
-                self._report(saved)
-        self._report(epoch)
+                self.report(saved)
+        self.report(epoch)
