@@ -49,7 +49,6 @@ class ParameterExchange:
         clock: number of the servers' updates that the local variables contain.
         replica: the variables' local copy of the servers' values.
         has_pulled: whether no step has begun since the last pull.
-        raise_failed, forget: `raise_failed` and `close` of the pushes in flight; see InFlight.
     """
 
     def __init__(self, client: Any, model: Any, variables: Variables, times: StepClock) -> None:
@@ -61,7 +60,6 @@ class ParameterExchange:
         keeps_averages = optimizers.keeps_averages(model.optimizer)
         self._averages = Averages(model, variables.groups) if keeps_averages else None
         self._in_flight: InFlight[AppliedPush] = InFlight(lambda: client.longest_push_s)
-        self.raise_failed, self.forget = self._in_flight.raise_failed, self._in_flight.close
         self._rows_waiting = self._batches_waiting = 0
         self._batches_of_pushes: deque[int] = deque()
         """Batches of each push, ended ones included: `_batches_in_flight` drops those."""
@@ -141,10 +139,18 @@ class ParameterExchange:
         self.replica.adopt(applied.received, count, statistics=False)
         self._give_back(applied)
 
+    def raise_failed(self) -> None:
+        """Raise the error of a push that has already failed, without waiting for any."""
+        self._in_flight.raise_failed()
+
     def drain(self) -> None:
         """Wait until the servers have acknowledged every push; the variables stay as they are."""
         while self._in_flight:
             self._give_back(self._in_flight.oldest())
+
+    def forget(self) -> None:
+        """Stop waiting for pushes; the pipeline's thread ends after those that it has."""
+        self._in_flight.close()
 
     def pull(self, timeout_s: float | None = None, *, keeps_statistics: bool = False) -> None:
         """Take the servers' newest values, and their averages if they keep any; drain first.
