@@ -63,7 +63,7 @@ class BestKeeper:
         score = Score(self.metric, value, self._is_highest)
         if not score.beats(self._best):
             return None
-        failed = self._saver.save_now(score, generations=generations)
+        failed = self._saver.save_now(score, generations)
         if failed:
             _logger.warning(
                 "epoch %d is the best so far (%s %.6g) but was not saved: %s",

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ps.checkpoint.choice import best, latest, steps_on_disk
 from ps.checkpoint.format import Checkpoint, step_name
+from ps.checkpoint.score import Score
 from ps.checkpoint.storage import OpenStorage, Storage, storage_at, typed_errors
 from ps.client.saving.periodic_saver import ASKED_TRIES, Period, PeriodicSaver
 from ps.client.saving.saver import SaveOptions
@@ -35,9 +36,6 @@ class ChiefSaver:
         make_client: function that creates a separate client of the servers.
         open_storage: function that opens the plan's directory or URL.
         joins: whether the chief was lost and started again in the run that saves there.
-
-    Attributes:
-        hold, release, save_now, save_between: calls of its PeriodicSaver.
     """
 
     def __init__(
@@ -60,9 +58,7 @@ class ChiefSaver:
             options=SaveOptions(keep=plan.keep, full_every=plan.full_every),
             timeout_s=plan.timeout_s,
         )
-        self._saver = saver = PeriodicSaver(period, lambda: self._client)
-        self.hold, self.release = saver.hold, saver.release
-        self.save_now, self.save_between = saver.save_now, saver.save_between
+        self._saver = PeriodicSaver(period, lambda: self._client)
 
     def start(self) -> None:
         """Restore the servers if this run resumes an earlier one, then save while main_fun runs.
@@ -100,6 +96,33 @@ class ChiefSaver:
     def restored_metadata(self) -> dict[str, Any]:
         """Return the metadata of the checkpoint that this run resumes from; empty for a new run."""
         return {} if self._restored_step is None else dict(self._client.metadata())
+
+    def hold(self, holder: Hashable) -> None:
+        """Prevent periodic saves until this holder calls `release`; wait for a running one."""
+        self._saver.hold(holder)
+
+    def release(self, holder: Hashable) -> None:
+        """Allow periodic saves again once no other holder is left."""
+        self._saver.release(holder)
+
+    def save_now(
+        self, score: Score | None = None, generations: tuple[int, ...] | None = None
+    ) -> str:
+        """Save changes since the last save; return the reason of a failure, or an empty string.
+
+        Args:
+            score: score of the parameters; with one they are saved even if nothing has changed.
+            generations: generation of each server when the score was measured; None: any.
+        """
+        return self._saver.save_now(score, generations=generations)
+
+    def save_once(self) -> str:
+        """Save like `save_now`, with one try: the caller waits for at most one save."""
+        return self._saver.save_now(tries=1)
+
+    def save_between(self) -> str:
+        """Save unless a micro-batch is in progress; return why not, or an empty string."""
+        return self._saver.save_between()
 
     def server_generations(self) -> tuple[int, ...]:
         """Return each server's generation, which says which start of it answers now."""

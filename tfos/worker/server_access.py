@@ -189,7 +189,7 @@ class ServerAccess:
 
         None on workers that do not save, and without checkpoints.
         """
-        return None if self._saver is None else self._saver.save_now(tries=1)
+        return None if self._saver is None else self._saver.save_once()
 
     def serve_where_none_are(self, model: Any, consistency: Consistency) -> None:
         """In a cluster without servers, serve one shard per worker, in the workers.

@@ -406,7 +406,7 @@ def test_a_batch_is_lost_by_a_restart_before_its_save_alone(tmp_path: Path, rest
             saver._client.save = save_of_another_start  # type: ignore[method-assign]
         else:
             next(starts)
-            saver.save_now = save_beside_a_restart  # type: ignore[assignment]
+            saver.save_now = save_beside_a_restart  # type: ignore[method-assign,assignment]
         feeds.trained("input", 0, FitPlace(0, 1))
         last = said[-1]
         values = set(bed.pulled(client)["trainable"])
