@@ -21,13 +21,13 @@ class EpochReports:
     """Reports of the epochs of main_fun's fits.
 
     Args:
-        report: function that sends a report to the driver; an epoch's end goes through `ended`.
+        report: function that sends a report to the driver.
     """
 
     def __init__(
         self, report: Callable[[FitReading | EpochTrained | BestSaved | Evaluated], object]
     ) -> None:
-        self.report = report
+        self._report = report
         self._best: BestKeeper | None = None
 
     @property
@@ -39,7 +39,11 @@ class EpochReports:
         """Let this keeper decide whether to save each epoch; report the best so far."""
         self._best = keeper
         if keeper.saved is not None:
-            self.report(keeper.saved)
+            self._report(keeper.saved)
+
+    def report(self, event: FitReading | Evaluated) -> None:
+        """Report that `fit` has begun or ended, or that a checkpoint was evaluated."""
+        self._report(event)
 
     def ended(self, epoch: EpochTrained, generations: tuple[int, ...] | None = None) -> None:
         """Report that an epoch has ended.
@@ -54,5 +58,5 @@ class EpochReports:
         if self._best is not None and epoch.is_distributed:
             saved = self._best.look(epoch, generations)
             if saved is not None:
-                self.report(saved)
-        self.report(epoch)
+                self._report(saved)
+        self._report(epoch)
