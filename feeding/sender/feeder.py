@@ -48,7 +48,7 @@ class Selection:
         only: ranges of the wanted rows; None: all.
     """
 
-    def __init__(self, only: Iterable[Span] | None = None) -> None:
+    def __init__(self, only: Iterable[Span] | None) -> None:
         self._only = None if only is None else RowRanges(only)
         self._done = RowRanges()
 

@@ -351,7 +351,7 @@ class ChainFiles:
     """
 
     def __init__(
-        self, storage: Storage, steps: Sequence[Checkpoint], settings: ServerSettings | None = None
+        self, storage: Storage, steps: Sequence[Checkpoint], settings: ServerSettings | None
     ) -> None:
         self.storage = storage
         self.steps = tuple(steps)

@@ -110,9 +110,7 @@ class DenseClient:
         num_servers = len(self._servers.links)
         self._packer = ErrorFeedback.if_needed(manifest, num_servers) if self._pushes else None
 
-    def seed(
-        self, manifest: Manifest, values: Mapping[str, Array], timeout_s: float | None = None
-    ) -> int:
+    def seed(self, manifest: Manifest, values: Mapping[str, Array], timeout_s: float | None) -> int:
         """Give the servers their manifest and first values. Returns and raises as PSClient.seed.
 
         Args:
@@ -162,8 +160,8 @@ class DenseClient:
         self,
         into: Mapping[str, Array],
         *,
-        averages: bool = False,
-        timeout_s: float | None = None,
+        averages: bool,
+        timeout_s: float | None,
     ) -> Ack:
         """Fill the arrays with the newest values, or their moving averages where there are any.
 
@@ -178,8 +176,7 @@ class DenseClient:
         calls = [
             OutgoingCall(link, request, (), views[link.server]) for link in self._servers.links
         ]
-        acks = self._servers.answers(calls, Ack, timeout_s=timeout_s)
-        return acks[0] if len(acks) == 1 else joined(acks)
+        return joined(self._servers.answers(calls, Ack, timeout_s=timeout_s))
 
     def pull_frozen(self, manifest: Manifest, into: Mapping[str, Array], timeout_s: float) -> None:
         """Fill the arrays with the values of frozen groups. Raises as PSClient.pull_frozen.
@@ -257,7 +254,7 @@ class DenseClient:
         num_applied = (in_rounds or self._servers).num_applied
         with contextlib.nullcontext() if packer is None else packer.sending(num_applied):
             acks = change(request, payloads=payloads, intos=intos)
-        return acks[0] if len(acks) == 1 else joined(acks)
+        return joined(acks)
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Replace the values."""

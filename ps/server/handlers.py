@@ -205,7 +205,7 @@ class Service:
             )
         return self._counters.snapshot(base)
 
-    def worker_lost(self, worker: WorkerRank, generation: int | None = None) -> None:
+    def worker_lost(self, worker: WorkerRank, generation: int | None) -> None:
         """Stop waiting for the worker anywhere, and fence what is left of it.
 
         Args:

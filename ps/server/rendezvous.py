@@ -185,7 +185,7 @@ class RendezvousBoard:
         value: bytes,
         deadline_s: float,
         is_gone: Callable[[], bool],
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None],
     ) -> Mapping[WorkerRank, bytes]:
         """Bring a value and wait for everybody's.
 
@@ -239,7 +239,7 @@ class RendezvousBoard:
         key: str,
         worker: WorkerRank,
         values: Mapping[int, bytes] | None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None],
     ) -> None:
         """Take an answer that a worker got of the server before this one; known ones stay.
 
@@ -284,7 +284,7 @@ class RendezvousBoard:
             self._rendezvous.finish(worker)
             self._notify()
 
-    def lose(self, worker: WorkerRank, is_lost: Callable[[], bool] = lambda: True) -> None:
+    def lose(self, worker: WorkerRank, is_lost: Callable[[], bool]) -> None:
         """The worker is gone.
 
         Args:

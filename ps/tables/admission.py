@@ -48,7 +48,7 @@ class AdmissionFilter:
         most_rows: rows that the segment may hold, about; None: no limit.
     """
 
-    def __init__(self, spec: TableSpec, most_rows: int | None = None) -> None:
+    def __init__(self, spec: TableSpec, most_rows: int | None) -> None:
         self._min_count = spec.admission.min_count
         self._threshold = int(spec.admission.probability * _CERTAIN)
         self._seed = spec.row_seed

@@ -48,12 +48,11 @@ Keys = tuple[object, ...]
 Kinds = type | tuple[type, ...]
 
 
-def encode(value: object, limit: int = MAX_RESULT_BYTES) -> bytes:
+def encode(value: object) -> bytes:
     """Return a return value as bytes; none for None.
 
     Args:
         value: what main_fun returned. For a keras.callbacks.History its `.history`.
-        limit: bytes that it may have.
 
     Raises:
         NoResultError: a part of it cannot travel, or it is too large; the text names the part, or
@@ -62,15 +61,15 @@ def encode(value: object, limit: int = MAX_RESULT_BYTES) -> bytes:
     if value is None:
         return b""
     try:
-        data = msgspec.msgpack.encode(_Packing(value, limit).packed(value, ()))
+        data = msgspec.msgpack.encode(_Packing(value).packed(value, ()))
     except NoResultError:
         raise
     except Exception as error:  # a subclass of dict or str may do anything
         raise NoResultError(
             _text(f"main_fun returned {_of_type(value)} that cannot be read: {error!r}; {_ADVICE}")
         ) from error
-    if len(data) > limit:
-        raise _too_large(f"{len(data)} bytes", limit)
+    if len(data) > MAX_RESULT_BYTES:
+        raise _too_large(f"{len(data)} bytes")
     return data
 
 
@@ -95,12 +94,10 @@ class _Packing:
 
     Args:
         root: the whole value.
-        limit: bytes that it may have.
     """
 
-    def __init__(self, root: object, limit: int) -> None:
+    def __init__(self, root: object) -> None:
         self._root = root
-        self._limit = limit
         self._num_bytes = 0
         """A lower bound of what is packed so far: a value that is too large is not copied."""
         self._ways = self._ways_by_kind()
@@ -169,7 +166,7 @@ class _Packing:
 
     def _key(self, key: Any, keys: Keys) -> Any:
         try:
-            return _Packing(key, self._limit).packed(key, ())
+            return _Packing(key).packed(key, ())
         except NoResultError:
             what = f"a dict with {_of_type(key)} among its keys"
             where = f"main_fun returned {what}" if not keys else f"{self._where(keys)} is {what}"
@@ -186,10 +183,10 @@ class _Packing:
 
     def _count(self, num_bytes: int, keys: Keys) -> None:
         self._num_bytes += num_bytes
-        if self._num_bytes > self._limit:
+        if self._num_bytes > MAX_RESULT_BYTES:
             is_most = keys and 2 * num_bytes > self._num_bytes
             part = f" (of which {_place(self._root, keys)} has {num_bytes})" if is_most else ""
-            raise _too_large(f"at least {self._num_bytes} bytes{part}", self._limit)
+            raise _too_large(f"at least {self._num_bytes} bytes{part}")
 
     def _refusal(self, keys: Keys, value: object, what: str = "") -> NoResultError:
         found = _with_article(what) if what else _of_type(value)
@@ -266,11 +263,11 @@ def _with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
-def _too_large(size: str, limit: int) -> NoResultError:
+def _too_large(size: str) -> NoResultError:
     return NoResultError(
         _text(
-            f"main_fun returned a value of {size}, the limit is {limit} bytes; return less, or "
-            "write a file that the driver sees and return its path"
+            f"main_fun returned a value of {size}, the limit is {MAX_RESULT_BYTES} bytes; return "
+            "less, or write a file that the driver sees and return its path"
         )
     )
 

@@ -93,7 +93,7 @@ class ControlServer:
         )
         self._closed = False
 
-    def start(self, host: str, ports: Sequence[int] = (0,)) -> int:
+    def start(self, host: str, ports: Sequence[int]) -> int:
         """See TlsServer.start."""
         return self._server.start(host, ports)
 

@@ -124,7 +124,7 @@ def without(schema: types.StructType, names: Iterable[str]) -> types.StructType:
 
 
 def spark_schema(
-    found: Mapping[str, FeatureSurvey], binary_features: Iterable[str] = ()
+    found: Mapping[str, FeatureSurvey], binary_features: Iterable[str]
 ) -> types.StructType:
     """Return the columns for a survey: one value is a scalar, any other number an array.
 

@@ -17,7 +17,7 @@ from ps.client.saving import saver as saving
 from tests.support.ps_cluster import ADD, cluster, filled, make_manifest
 from tests.support.waiting import wait_until
 from tfos.config import Checkpoints
-from tfos.control.messages import BestSaved, EpochTrained, FitReading
+from tfos.control.messages import BestSaved, EpochTrained
 from tfos.worker.best_checkpoint import BestKeeper
 from tfos.worker.reports.epoch_reports import EpochReports
 from tfos.worker.saver import ChiefSaver
@@ -203,11 +203,3 @@ def test_the_parameters_of_the_best_are_those_of_its_epoch(tmp_path: Path):
         client = bed.client()
         client.restore(tmp_path, step=found.step)
         assert set(bed.pulled(client)["trainable"].tolist()) == {3.0}
-
-
-def test_a_fit_tells_which_feed_it_reads():
-    told: list[object] = []
-    reports = EpochReports(told.append)
-    reports.fit_reads(FitReading("input"))
-    reports.fit_reads(FitReading("input", is_over=True))
-    assert told == [FitReading("input"), FitReading("input", is_over=True)]

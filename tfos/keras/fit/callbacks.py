@@ -90,7 +90,7 @@ class EventFiles(keras.callbacks.TensorBoard):  # type: ignore[misc]  # Keras ha
 
     _is_broken = False
 
-    def __init__(self, log_dir: str, *, is_chief: bool = True) -> None:
+    def __init__(self, log_dir: str, *, is_chief: bool) -> None:
         super().__init__(log_dir=log_dir)
         self._is_chief = is_chief
 

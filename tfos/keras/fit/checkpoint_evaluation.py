@@ -117,7 +117,7 @@ class CheckpointEvaluation:
         logs = self._saved.model.evaluate(**self._arguments, verbose=0, return_dict=True)
         metrics = shown_metrics({f"val_{name}": value for name, value in logs.items()})
         found[step] = metrics
-        self._ctx.epochs.evaluated(Evaluated(step, metrics, time.monotonic() - begin_s))
+        self._ctx.epochs.report(Evaluated(step, metrics, time.monotonic() - begin_s))
         self._ctx.report_progress(step, 0, metrics.get("val_loss"), metrics)
         self._write(step, metrics)
 

@@ -62,7 +62,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         """Tell the driver that the fit's epochs will be reported, and which feed they read."""
         if self._ctx.is_chief:
             self._has_begun = True
-            self._ctx.epochs.fit_reads(self._reading())
+            self._ctx.epochs.report(self._reading())
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Note that the epoch's first batch has arrived."""
@@ -97,7 +97,7 @@ class EpochReporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         """Note that `fit` has ended, in whatever way. Idempotent."""
         if self._has_begun:
             self._has_begun = False
-            self._ctx.epochs.fit_reads(self._reading(is_over=True))
+            self._ctx.epochs.report(self._reading(is_over=True))
 
     def _reading(self, *, is_over: bool = False) -> FitReading:
         # With steps_per_epoch, an epoch may wait for rows that are fed after the driver's call.

@@ -39,7 +39,7 @@ class _NoReports:
     def ended(self, *_: Any, **__: Any) -> None:
         """Ignore a report."""
 
-    begin = note = follow = trained = fit_stopped = fit_reads = ended
+    begin = note = follow = trained = fit_stopped = report = ended
 
 
 class LocalServer:

@@ -27,7 +27,7 @@ from ps.manifest.table_spec import LIMITS
 from ps.protocol.messages import MAX_WAIT_S
 from tfos.errors import UnsupportedModel
 from tfos.keras.embedding import dense_embeddings
-from tfos.keras.embedding.loading import Save, nothing_saves
+from tfos.keras.embedding.loading import Save
 from tfos.keras.embedding.table_settings import differences
 from tfos.keras.step import optimizers
 from tfos.keras.step.adapted_layers import renewing_normalization
@@ -77,7 +77,7 @@ def attach(
     settings: Settings,
     *,
     seeds: bool,
-    save: Save = nothing_saves,
+    save: Save,
 ) -> int | None:
     """Bind a built model to the servers, and take their frozen weights.
 

@@ -41,13 +41,9 @@ class EpochReports:
         if keeper.saved is not None:
             self._report(keeper.saved)
 
-    def fit_reads(self, fit: FitReading) -> None:
-        """Report that `fit` of a distributed model has begun, or ended."""
-        self._report(fit)
-
-    def evaluated(self, checkpoint: Evaluated) -> None:
-        """Report that the evaluator has evaluated a checkpoint."""
-        self._report(checkpoint)
+    def report(self, event: FitReading | Evaluated) -> None:
+        """Report that `fit` has begun or ended, or that a checkpoint was evaluated."""
+        self._report(event)
 
     def ended(self, epoch: EpochTrained, generations: tuple[int, ...] | None = None) -> None:
         """Report that an epoch has ended.

@@ -66,9 +66,7 @@ class GradientStep:
         trained_layers: the Embeddings whose rows are trained.
     """
 
-    def __init__(
-        self, model: Any, variables: Variables, *, clips_here: bool, skips: bool = False
-    ) -> None:
+    def __init__(self, model: Any, variables: Variables, *, clips_here: bool, skips: bool) -> None:
         import tensorflow as tf
 
         self._model = model
