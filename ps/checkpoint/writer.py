@@ -239,6 +239,12 @@ def commit(
             file.write(encode_manifest(checkpoint))
             storage.sync(file)
         storage.publish(staging, target)
+    if base is not None and _is_gone(storage, base.step):
+        _remove(storage, step)
+        raise CheckpointError(
+            f"step {step} adds to step {base.step}, which another saver of this job has removed "
+            f"from {storage.where()} since this save began. It is not committed; save again"
+        )
     return storage.where(target)
 
 
@@ -342,6 +348,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     kept: set[int] = set()
     newest: int | None = None
     seen = SeenSteps(storage)
+    steps = steps_on_disk(storage)
     for chain in itertools.islice(complete_chains(storage, seen=seen), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)
@@ -351,16 +358,34 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
         )
     if newest is None:
         return []
-    steps = steps_on_disk(storage)
     known = seen.readable(steps)
     kept.update(_best_and_bases(seen, known))
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
+    gone: list[int] = []
     for step in removed:
-        # The manifest first: a crash in between leaves a step that counts as incomplete.
-        storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
-        storage.remove(step_name(step))
-    return removed
+        if not set(steps).issuperset(steps_on_disk(storage)):
+            break  # another saver of this job has committed: its step may add to any of these
+        _remove(storage, step)
+        gone.append(step)
+    return gone
+
+
+def _is_gone(storage: Storage, step: int) -> bool:
+    """Whether a step was removed; a file system that does not say has not removed it."""
+    try:
+        storage.size(f"{step_name(step)}/{MANIFEST_NAME}")
+    except FileNotFoundError:
+        return True
+    except (OSError, CheckpointError):
+        pass
+    return False
+
+
+def _remove(storage: Storage, step: int) -> None:
+    # The manifest first: a crash in between leaves a step that counts as incomplete.
+    storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
+    storage.remove(step_name(step))
 
 
 def _best_and_bases(seen: SeenSteps, checkpoints: Sequence[Checkpoint]) -> set[int]:

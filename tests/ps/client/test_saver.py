@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -407,6 +407,52 @@ def test_retention_keeps_what_a_delta_needs(tmp_path: Path):
             client.save(tmp_path, step, options=SaveOptions(full_every=3, keep=1))
     assert steps_in(tmp_path) == [4, 3]  # 4 adds to 3, the second full one
     verify(tmp_path, choice.read_manifest(tmp_path))
+
+
+def test_a_delta_whose_base_another_saver_of_its_job_removes_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As of a save of its own beside the periodic ones."""
+    options, publish = SaveOptions(keep=1, full_every=9), LocalStorage.publish
+    with seeded(two_groups()) as (bed, client):
+        other = bed.client()
+        other.attach()
+        client.save(tmp_path, 5, options=options)
+
+        def overtaken(storage: LocalStorage, directory: str, target: str) -> None:
+            if target == "step-7":
+                other.save(tmp_path, 6, options=options)  # behind the look at step 5
+            publish(storage, directory, target)
+
+        monkeypatch.setattr(LocalStorage, "publish", overtaken)
+        with pytest.raises(CheckpointError, match="step 7 adds to step 5, which another saver"):
+            client.save(tmp_path, 7, options=options)
+        assert steps_in(tmp_path) == [6]
+        client.save(tmp_path, 8, options=options)
+    verify(tmp_path, choice.read_manifest(tmp_path, 8))
+
+
+def test_retention_removes_nothing_once_another_saver_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What that step adds to is not among those that retention has decided to keep."""
+    options, decide = SaveOptions(keep=1, full_every=9), choice.best_first
+    with seeded(two_groups()) as (bed, client):
+        other = bed.client()
+        other.attach()
+        client.save(tmp_path, 5, options=options)
+
+        def overtaken(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+            if steps_in(tmp_path) == [6, 5]:
+                client.save(tmp_path, 7, options=SaveOptions(full_every=9))
+            return decide(checkpoints)
+
+        monkeypatch.setattr("ps.checkpoint.writer.best_first", overtaken)
+        other.save(tmp_path, 6, options=options)
+        assert steps_in(tmp_path) == [7, 6, 5]
+        verify(tmp_path, choice.read_manifest(tmp_path, 7))
+        client.save(tmp_path, 8, options=options)
+        assert 6 not in steps_in(tmp_path)
 
 
 @pytest.mark.fault("F41")
