@@ -239,12 +239,8 @@ def commit(
             file.write(encode_manifest(checkpoint))
             storage.sync(file)
         storage.publish(staging, target)
-    if base is not None and _is_gone(storage, base.step):
-        _remove(storage, step)
-        raise CheckpointError(
-            f"step {step} adds to step {base.step}, which another saver of this job has removed "
-            f"from {storage.where()} since this save began. It is not committed; save again"
-        )
+    if base is not None:
+        _refuse_without(storage, base, step)
     return storage.where(target)
 
 
@@ -288,6 +284,20 @@ def _check_base(
             f"step {step} cannot add to step {base.step}, which is of another model: frozen "
             "weights came to the servers since; save again, with all parameters"
         )
+
+
+def _refuse_without(storage: Storage, base: Base, step: int) -> None:
+    """Take a step back whose base is gone, for which another saver's retention had no use."""
+    try:
+        storage.size(f"{step_name(base.step)}/{MANIFEST_NAME}")
+    except FileNotFoundError:
+        _remove(storage, step)
+        raise CheckpointError(
+            f"step {step} adds to step {base.step}, which another saver of this job has removed "
+            f"from {storage.where()} since this save began. It is not committed; save again"
+        ) from None
+    except (OSError, CheckpointError):
+        return  # a file system that does not say has not removed it
 
 
 def abort(root: Root, save_id: str) -> None:
@@ -369,17 +379,6 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
         _remove(storage, step)
         gone.append(step)
     return gone
-
-
-def _is_gone(storage: Storage, step: int) -> bool:
-    """Whether a step was removed; a file system that does not say has not removed it."""
-    try:
-        storage.size(f"{step_name(step)}/{MANIFEST_NAME}")
-    except FileNotFoundError:
-        return True
-    except (OSError, CheckpointError):
-        pass
-    return False
 
 
 def _remove(storage: Storage, step: int) -> None:
