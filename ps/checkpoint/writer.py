@@ -336,7 +336,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
 
     Of each metric by which checkpoints are scored the best complete one stays. Incomplete steps
     older than the newest complete one are removed too. The newest complete checkpoint is never
-    removed, nor anything newer.
+    removed, nor anything newer, nor anything more once another saver of the job has committed.
 
     Args:
         root: the checkpoint directory.
@@ -350,7 +350,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     Raises:
         CheckpointError: the directory cannot be listed, `committed` is not the newest, or a
             manifest that exists cannot be read now: it may be the best one's. Nothing is removed
-            then.
+            then, or no more.
     """
     if count < 1:
         raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
@@ -358,7 +358,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     kept: set[int] = set()
     newest: int | None = None
     seen = SeenSteps(storage)
-    steps = steps_on_disk(storage)
+    steps = steps_on_disk(storage)  # before the look: what appears later is not judged
     for chain in itertools.islice(complete_chains(storage, seen=seen), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -432,22 +432,44 @@ def test_a_delta_whose_base_another_saver_of_its_job_removes_is_not_committed(
     verify(tmp_path, choice.read_manifest(tmp_path, 8))
 
 
+def test_a_delta_stays_where_its_base_cannot_be_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As while another NameNode takes over: nothing was removed for that."""
+    size = LocalStorage.size
+
+    def failing(storage: LocalStorage, name: str) -> int:
+        if name == "step-1/manifest.json" and steps_in(tmp_path) == [2, 1]:
+            raise OSError(errno.EIO, "away")
+        return size(storage, name)
+
+    with seeded(two_groups()) as (_, client):
+        client.save(tmp_path, 1)
+        with monkeypatch.context() as away:
+            away.setattr(LocalStorage, "size", failing)
+            with contextlib.suppress(CheckpointError):
+                client.save(tmp_path, 2, options=SaveOptions(full_every=9))
+        client.save(tmp_path, 3, options=SaveOptions(full_every=9))
+    assert choice.read_manifest(tmp_path, 3).base == 2
+
+
 def test_retention_removes_nothing_once_another_saver_has_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What that step adds to is not among those that retention has decided to keep."""
-    options, decide = SaveOptions(keep=1, full_every=9), choice.best_first
+    options, look = SaveOptions(keep=1, full_every=9), choice.complete_chains
     with seeded(two_groups()) as (bed, client):
         other = bed.client()
         other.attach()
         client.save(tmp_path, 5, options=options)
 
-        def overtaken(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-            if steps_in(tmp_path) == [6, 5]:
-                client.save(tmp_path, 7, options=SaveOptions(full_every=9))
-            return decide(checkpoints)
+        def overtaken(*arguments: Any, **settings: Any) -> Iterator[list[Checkpoint]]:
+            for chain in look(*arguments, **settings):
+                if steps_in(tmp_path) == [6, 5]:
+                    client.save(tmp_path, 7, options=SaveOptions(full_every=9))
+                yield chain
 
-        monkeypatch.setattr("ps.checkpoint.writer.best_first", overtaken)
+        monkeypatch.setattr("ps.checkpoint.writer.complete_chains", overtaken)
         other.save(tmp_path, 6, options=options)
         assert steps_in(tmp_path) == [7, 6, 5]
         verify(tmp_path, choice.read_manifest(tmp_path, 7))
