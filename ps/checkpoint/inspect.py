@@ -25,6 +25,7 @@ from ps.checkpoint.reader import (
     SeenSteps,
     ShardFile,
     check_sizes,
+    is_there,
     load_chain,
     open_chain,
     open_shards,
@@ -209,12 +210,19 @@ def inspect(root: Root) -> DirectoryReport:
             unsound[step] = str(error)
     reports = [_inspect_step(storage, step, manifests, unsound) for step in on_disk[::-1]]
     still_there = steps_on_disk(storage)  # saves go on, and remove some while they are read
-    reports = [report for report in reports if report.step in still_there]
+    reports = [each for each in reports if each.step in still_there]
+    reports = [each for each in reports if not _is_going(storage, each, manifests)]
     passed_over = passed_over_by(manifests.values())
     sound = (report.step for report in reports if not report.error)
     newest = max(sound, key=lambda step: (step not in passed_over, step), default=None)
     steps = tuple(reversed(reports))
     return DirectoryReport(storage.where(), _lease(storage), newest, steps)
+
+
+def _is_going(storage: Storage, report: StepReport, manifests: dict[int, Checkpoint]) -> bool:
+    """Whether a step is not whole because it is being removed: its manifest goes first."""
+    found = manifests.get(report.step)
+    return bool(report.error and found and not is_there(storage, found.step, found.save_id))
 
 
 def _inspect_step(

@@ -200,7 +200,7 @@ def telling_removed(root: Root, checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except CheckpointError as error:
         storage, step = storage_at(root), checkpoint.step
-        if _is_there(storage, checkpoint):
+        if is_there(storage, step, checkpoint.save_id):
             raise
         raise CheckpointError(
             f"step {step} of {storage.where()} was removed while it was read, as newer steps were "
@@ -208,9 +208,16 @@ def telling_removed(root: Root, checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _is_there(storage: Storage, checkpoint: Checkpoint) -> bool:
+def is_there(storage: Storage, step: int, save_id: str) -> bool:
+    """Whether a step that was found is still the same save; damaged, or unread now, it is.
+
+    Args:
+        storage: the checkpoint root.
+        step: number of the step.
+        save_id: the save that it was.
+    """
     try:
-        return read_step(storage, checkpoint.step).save_id == checkpoint.save_id
+        return read_step(storage, step).save_id == save_id
     except CheckpointError as error:
         return not isinstance(error.__cause__, FileNotFoundError)
 

@@ -239,6 +239,8 @@ def commit(
             file.write(encode_manifest(checkpoint))
             storage.sync(file)
         storage.publish(staging, target)
+    if base is not None:
+        _refuse_without(storage, base, step)
     return storage.where(target)
 
 
@@ -284,6 +286,20 @@ def _check_base(
         )
 
 
+def _refuse_without(storage: Storage, base: Base, step: int) -> None:
+    """Take a step back whose base is gone, for which another saver's retention had no use."""
+    try:
+        storage.size(f"{step_name(base.step)}/{MANIFEST_NAME}")
+    except FileNotFoundError:
+        _remove(storage, step)
+        raise CheckpointError(
+            f"step {step} adds to step {base.step}, which another saver of this job has removed "
+            f"from {storage.where()} since this save began. It is not committed; save again"
+        ) from None
+    except (OSError, CheckpointError):
+        return  # a file system that does not say has not removed it
+
+
 def abort(root: Root, save_id: str) -> None:
     """Remove the files of a failed save; do nothing after its commit.
 
@@ -320,7 +336,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
 
     Of each metric by which checkpoints are scored the best complete one stays. Incomplete steps
     older than the newest complete one are removed too. The newest complete checkpoint is never
-    removed, nor anything newer.
+    removed, nor anything newer, nor anything more once another saver of the job has committed.
 
     Args:
         root: the checkpoint directory.
@@ -334,7 +350,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     Raises:
         CheckpointError: the directory cannot be listed, `committed` is not the newest, or a
             manifest that exists cannot be read now: it may be the best one's. Nothing is removed
-            then.
+            then, or no more.
     """
     if count < 1:
         raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
@@ -342,6 +358,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     kept: set[int] = set()
     newest: int | None = None
     seen = SeenSteps(storage)
+    steps = steps_on_disk(storage)  # before the look: what appears later is not judged
     for chain in itertools.islice(complete_chains(storage, seen=seen), count):
         newest = chain[0].step if newest is None else newest
         kept.update(each.step for each in chain)
@@ -351,16 +368,23 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
         )
     if newest is None:
         return []
-    steps = steps_on_disk(storage)
     known = seen.readable(steps)
     kept.update(_best_and_bases(seen, known))
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
+    gone: list[int] = []
     for step in removed:
-        # The manifest first: a crash in between leaves a step that counts as incomplete.
-        storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
-        storage.remove(step_name(step))
-    return removed
+        if not set(steps).issuperset(steps_on_disk(storage)):
+            break  # another saver of this job has committed: its step may add to any of these
+        _remove(storage, step)
+        gone.append(step)
+    return gone
+
+
+def _remove(storage: Storage, step: int) -> None:
+    # The manifest first: a crash in between leaves a step that counts as incomplete.
+    storage.remove(f"{step_name(step)}/{MANIFEST_NAME}")
+    storage.remove(step_name(step))
 
 
 def _best_and_bases(seen: SeenSteps, checkpoints: Sequence[Checkpoint]) -> set[int]:

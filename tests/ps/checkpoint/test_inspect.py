@@ -195,15 +195,20 @@ def test_a_step_that_newer_saves_remove_while_it_is_read_is_not_called_damaged(
     assert not out.exists()
 
 
-def test_a_report_leaves_out_what_newer_saves_remove_meanwhile(saved, monkeypatch):
+@pytest.mark.parametrize("gone", ["step-1", "step-3", "step-3/manifest.json"])
+def test_a_report_leaves_out_what_newer_saves_remove_meanwhile(saved, monkeypatch, gone: str):
+    """Read already or not. Its manifest goes first: the directory stays without some files."""
     root, verify = saved[0], verify_files
 
     def removed(storage: Any, checkpoint: Checkpoint) -> Any:
-        shutil.rmtree(root / "step-1", ignore_errors=True)
+        if checkpoint.step == 3:
+            storage.remove(gone)
+            storage.remove(f"{gone[:6]}/ps-1.data")
         return verify(storage, checkpoint)
 
     monkeypatch.setattr("ps.checkpoint.inspect.verify_files", removed)
-    assert [each.step for each in inspect(root).steps] == [3, 2]
+    left = [(step, "") for step in (3, 2, 1) if f"step-{step}" != gone[:6]]
+    assert [(each.step, each.error) for each in inspect(root).steps] == left
 
 
 @pytest.mark.attack("A18")

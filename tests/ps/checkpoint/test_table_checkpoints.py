@@ -91,6 +91,26 @@ def test_any_number_of_servers_restores_tables_and_trains_on_in_the_same_bits(
         assert rows(client, TWO) == after
 
 
+def test_a_segment_without_the_newest_rows_goes_on_at_its_tables_step_on_other_servers(
+    tmp_path: Path,
+):
+    """Adam's step counts the pushes to the table, whichever rows they brought."""
+    manifest = with_tables(table(rule=Adam(), segments=2))
+    with cluster(num_servers=1) as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        push(client, manifest, 1)
+        for step in range(5):
+            push(client, manifest, step, range(1))
+        client.save(tmp_path, 1)
+        push(client, manifest, 9)
+        after = rows(client, manifest)
+    with cluster(num_servers=3) as bed:
+        client = bed.client()
+        client.restore(tmp_path)
+        push(client, manifest, 9)
+        assert rows(client, manifest) == after
+
+
 def test_numbers_of_a_row_are_saved_restored_and_exported(tmp_path: Path):
     manifest = with_tables(
         table("user", RowWiseAdagrad(), initializer=RandomNormal()),

@@ -409,6 +409,74 @@ def test_retention_keeps_what_a_delta_needs(tmp_path: Path):
     verify(tmp_path, choice.read_manifest(tmp_path))
 
 
+def test_a_delta_whose_base_another_saver_of_its_job_removes_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As of a save of its own beside the periodic ones."""
+    options, publish = SaveOptions(keep=1, full_every=9), LocalStorage.publish
+    with seeded(two_groups()) as (bed, client):
+        other = bed.client()
+        other.attach()
+        client.save(tmp_path, 5, options=options)
+
+        def overtaken(storage: LocalStorage, directory: str, target: str) -> None:
+            if target == "step-7":
+                other.save(tmp_path, 6, options=options)  # behind the look at step 5
+            publish(storage, directory, target)
+
+        monkeypatch.setattr(LocalStorage, "publish", overtaken)
+        with pytest.raises(CheckpointError, match="step 7 adds to step 5, which another saver"):
+            client.save(tmp_path, 7, options=options)
+        assert steps_in(tmp_path) == [6]
+        client.save(tmp_path, 8, options=options)
+    verify(tmp_path, choice.read_manifest(tmp_path, 8))
+
+
+def test_a_delta_stays_where_its_base_cannot_be_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As while another NameNode takes over: nothing was removed for that."""
+    size = LocalStorage.size
+
+    def failing(storage: LocalStorage, name: str) -> int:
+        if name == "step-1/manifest.json" and steps_in(tmp_path) == [2, 1]:
+            raise OSError(errno.EIO, "away")
+        return size(storage, name)
+
+    with seeded(two_groups()) as (_, client):
+        client.save(tmp_path, 1)
+        with monkeypatch.context() as away:
+            away.setattr(LocalStorage, "size", failing)
+            with contextlib.suppress(CheckpointError):
+                client.save(tmp_path, 2, options=SaveOptions(full_every=9))
+        client.save(tmp_path, 3, options=SaveOptions(full_every=9))
+    assert choice.read_manifest(tmp_path, 3).base == 2
+
+
+def test_retention_removes_nothing_once_another_saver_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What that step adds to is not among those that retention has decided to keep."""
+    options, look = SaveOptions(keep=1, full_every=9), choice.complete_chains
+    with seeded(two_groups()) as (bed, client):
+        other = bed.client()
+        other.attach()
+        client.save(tmp_path, 5, options=options)
+
+        def overtaken(*arguments: Any, **settings: Any) -> Iterator[list[Checkpoint]]:
+            for chain in look(*arguments, **settings):
+                if steps_in(tmp_path) == [6, 5]:
+                    client.save(tmp_path, 7, options=SaveOptions(full_every=9))
+                yield chain
+
+        monkeypatch.setattr("ps.checkpoint.writer.complete_chains", overtaken)
+        other.save(tmp_path, 6, options=options)
+        assert steps_in(tmp_path) == [7, 6, 5]
+        verify(tmp_path, choice.read_manifest(tmp_path, 7))
+        client.save(tmp_path, 8, options=options)
+        assert 6 not in steps_in(tmp_path)
+
+
 @pytest.mark.fault("F41")
 def test_a_delta_without_its_base_is_not_complete(tmp_path: Path):
     with seeded(two_groups()) as (bed, client):

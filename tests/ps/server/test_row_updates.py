@@ -10,11 +10,12 @@ import pytest
 from ps.checkpoint.snapshot import CopyOnWrite
 from ps.dense.shard import DenseShard
 from ps.errors import IdError, ShapeError, TableFull
-from ps.exactly_once import CompletionLog
-from ps.manifest.manifest import SGD, Hyper
+from ps.exactly_once import CompletionLog, RequestId
+from ps.manifest.manifest import SGD, Hyper, WorkerRank
 from ps.server import row_updates
 from ps.server.row_updates import PushedRows, RowUpdates
 from ps.server.table_intake import TablePart
+from ps.tables.quota import Elsewhere, NoRoom
 from ps.tables.routing import Router
 from ps.tables.table import Table, make_tables
 from tests.support.tables import table, table_kernels_loaded, with_tables
@@ -99,6 +100,33 @@ def test_a_push_whose_ids_make_room_in_other_segments_is_reduced_too():
         pushes = [bed.rows(user=ids), bed.rows(user=ids[2:])]
         assert bed.updates.reduce(pushes, [1.0, 1.0], HYPER) is None
         assert bed.values(0, *ids) == [-1.0, -1.0, -2.0, -2.0]
+
+
+def test_a_copy_of_a_push_that_was_faster_while_it_makes_room_is_not_applied_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The segment's lock is free between the first attempt and that of all locks."""
+    bed = Bed(table(rule=SGD(), max_rows=4, when_full="lru", segments=2))
+    (owner,) = bed.tables
+    parts = owner.parts_of(np.arange(100))
+    bed.updates.reduce([bed.rows(user=np.nonzero(parts == 0)[0][:4].tolist())], [1.0], HYPER)
+    number = int(np.nonzero(parts == 1)[0][0])
+    pushed, log = bed.rows(user=[number]), CompletionLog(2)
+    tickets = [log.begin(RequestId(WorkerRank(0), 0, session=1, sequence=1)) for _ in range(2)]
+
+    def push() -> None:
+        bed.updates._update(pushed.parts[0], 1, pushed.gradients[0], HYPER, tickets.pop())
+
+    make_room = owner.room_elsewhere
+
+    def overtaken(error: NoRoom, *kept: Any) -> Elsewhere:
+        if tickets:
+            push()
+        return make_room(error, *kept)
+
+    monkeypatch.setattr(owner, "room_elsewhere", overtaken)
+    push()
+    assert (tickets, bed.values(0, number)) == ([], [-1.0])
 
 
 @pytest.mark.attack("A10")

@@ -18,6 +18,7 @@ from ps.errors import PSError, TableFull
 from ps.manifest.manifest import Hyper
 from ps.manifest.table_spec import Admission
 from ps.tables.rows import RowBatch
+from ps.tables.segment import EVICTED_SHARE
 from tests.support.ps_cluster import WAIT_S, cluster, filled
 from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 
@@ -91,6 +92,20 @@ def test_the_oldest_of_all_segments_make_room():
         push(client, [filling[5], *alone[3:9]])  # its own segment has three to give
         assert values(client).keys() >= {filling[5], *alone[3:9]}
         assert client.stats()[0].tables[0].evicted == 3 + 6
+
+
+def test_room_in_other_segments_is_made_for_later_pushes_too():
+    """Finding the oldest takes a pass over all rows, so a 16th of them goes at once."""
+    manifest = with_tables(table(max_rows=64, when_full="lru", segments=16))
+    with cluster("inproc") as bed:
+        (client,) = bed.workers(manifest, filled(manifest))
+        share = bed.servers[0]._service.life.loaded().tables.tables[0]
+        parts = share.parts_of(np.arange(5000))
+        (filling,), (alone,) = np.nonzero(parts == 1), np.nonzero(parts == 2)
+        push(client, filling[:32])
+        push(client, filling[32:64])
+        push(client, alone[:1])
+        assert client.stats()[0].tables[0].evicted == 64 // EVICTED_SHARE == 4
 
 
 def test_an_id_is_counted_once_however_often_its_push_makes_room():

@@ -15,8 +15,11 @@ from ps.manifest.initializer_spec import Constant, RandomUniform
 from ps.manifest.manifest import SGD
 from ps.manifest.table_spec import Admission, TableSpec
 from ps.tables import kernels
+from ps.tables.eviction import TtlClock
+from ps.tables.growable_array import GrowingArray
 from ps.tables.hash_index import HashIndex
 from ps.tables.quota import BESIDE_ROW_NBYTES, NoRoom, Quota
+from ps.tables.row_snapshot import RowSnapshot
 from ps.tables.segment import Segment
 from tests.support.ps_cluster import resident_growth
 
@@ -115,6 +118,22 @@ def test_an_id_twice_in_one_push_is_refused_and_nothing_is_updated(known: bool):
     assert lookup(made, [1])[0][0, 0] == 1.0
 
 
+def test_rows_that_get_no_memory_are_neither_there_nor_counted(monkeypatch: pytest.MonkeyPatch):
+    made = segment(max_rows=8)
+    push(made, [1])
+
+    def refuse(column: GrowingArray, num_rows: int) -> None:
+        raise MemoryError("no memory for more rows")
+
+    with monkeypatch.context() as without:
+        without.setattr(GrowingArray, "reserve", refuse)
+        with pytest.raises(TableFull, match="'user': no memory for more rows; lower max_rows"):
+            push(made, [1, 2, 3])
+    values, missing = lookup(made, [1, 2, 3])
+    assert (values[0, 0], missing, made.num_rows, made._quota.used) == (1.0, 2, 1, 1)
+    assert push(made, range(1, 9)).added == 7, "as many as the limit leaves"
+
+
 @pytest.mark.attack("A34")
 def test_a_full_table_says_its_numbers_and_serves_on():
     made = segment(max_rows=10, share=0.5)
@@ -127,6 +146,12 @@ def test_a_full_table_says_its_numbers_and_serves_on():
     assert lookup(made, [1, 5])[0][:, 0].tolist() == [1.0, 0.0]
     push(made, [5, 1])
     assert lookup(made, [1, 5])[0][:, 0].tolist() == [2.0, 1.0]
+
+
+def test_a_server_whose_share_of_a_limit_is_less_than_a_row_holds_one():
+    made = segment(max_rows=1, share=0.5)
+    assert made._quota.limit == 1
+    assert push(made, [7]).added == 1
 
 
 @pytest.mark.attack("A34")
@@ -232,6 +257,20 @@ def test_no_request_of_a_load_drops_the_rows_that_an_earlier_one_named():
     assert lookup(made, [*range(6), *range(100, 106)])[1] == 0
 
 
+def test_a_longer_time_to_live_ends_no_row_early():
+    """Its grain is 10 s instead of 1 s, so both marks become one, the last."""
+    clock = Clock()
+    ages = TtlClock(64.0, clock)
+    for version, pushed_s in enumerate((1000.0, 1009.5, 1010.4)):
+        clock.now_s = pushed_s
+        assert ages.expired(version) is None
+    ages.set_ttl(640.0)
+    clock.now_s = 1010.4 + 639.9
+    assert ages.expired(3) is None
+    clock.now_s = 1009.5 + 650.0
+    assert ages.expired(3) == 3
+
+
 def test_loaded_rows_live_from_their_load_on():
     """They get the version of older rows, which says when those were pushed."""
     clock = Clock()
@@ -267,6 +306,20 @@ def test_dump_and_load_carry_rows_over_and_deltas_hold_what_changed():
     assert other.version == made.version
     delta, _ = made.dump(made.num_rows, 1000, since=cut)
     assert sorted(delta.ids.tolist()) == list(range(50, 120))
+
+
+def test_a_save_keeps_only_rows_that_it_still_needs_and_none_after_its_end():
+    """Not those that its base has, that are newer than its moment, or that it has copied."""
+    versions = np.array([1, 5, 5, 6, 5])
+    columns = np.arange(5) + 10, np.zeros((5, DIM), np.float32), versions
+    cut = RowSnapshot(since=1, version=5, stop=4)
+    cut.keep(np.array([0, 2, 3, 4, -1]), columns)
+    kept = cut.take()
+    assert kept is not None
+    assert kept.ids.tolist() == [12]
+    cut.release()
+    cut.keep(np.array([1]), columns)
+    assert cut.take() is None
 
 
 def test_rows_that_move_while_others_are_dumped_are_never_left_out():

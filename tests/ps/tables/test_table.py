@@ -94,6 +94,16 @@ def test_each_push_has_the_rate_and_the_step_of_its_own(rule):
     np.testing.assert_allclose(values(made, IDS[:1]), -1.1, rtol=1e-5)
 
 
+def test_a_save_that_ends_before_a_segments_turn_keeps_no_row_of_it():
+    """As where a push has just found it open: it marks the segment all the same."""
+    (made,) = shares(1)
+    push([made], IDS)
+    for segment, copy in zip(made.segments, copies(made), strict=True):
+        copy.release()
+        with segment.lock:
+            assert copy.begin().stop == 0
+
+
 def test_a_delta_holds_what_was_pushed_since():
     (made,) = shares(1)
     push([made], IDS)
