@@ -24,6 +24,9 @@ _TABLE_VALUES = 1 << 24
 """Most values in the windows of one table, 64 MiB; an Arrow list counts them in 32 bits."""
 _LEAST_ROWS = 64
 """Rows that are cut at once however long a window is: each cut reads the carried rows again."""
+_MOST_ROUNDED = 0.1
+"""Part of `every` that rounding of times may account for: a column that rounds more tells no steps
+apart, and any time would pass for a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +141,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     if plan.every is None:
         return same
     steps = gap / plan.every
-    # A number of steps may be off by the rounding of the times themselves.
-    rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
     whole = np.rint(steps)
+    rounded = min(_rounding(at, rows[TIME].type) / plan.every, _MOST_ROUNDED)
     is_whole = np.abs(steps - whole) <= 1e-6 + rounded
     off = np.concatenate([[False], same & ~is_whole])
     text = "a time, {time}, that is no multiple of every= after the one before"
@@ -173,6 +175,14 @@ def _times(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if at.dtype.kind == "f":
         return at.astype(np.float64), is_missing | ~np.isfinite(at)
     return at.astype(np.int64), is_missing
+
+
+def _rounding(at: np.ndarray, kind: pa.DataType) -> float:
+    """Return by how much the difference of two times may be off because the column rounds them."""
+    if at.dtype.kind == "i":
+        return 0.0
+    # `at` is float64, also of a column of float32.
+    return 4 * float(np.spacing(np.abs(at).max().astype(kind.to_pandas_dtype())))
 
 
 def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> None:

@@ -157,6 +157,7 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
     [
         (pa.array([1_700_000_000_000_000 + 100_000 * n for n in range(5)]), 100_000.0),
         (pa.array([1_700_000_000.0 + 0.1 * n for n in range(5)]), 0.1),
+        (pa.array([0.1 * n for n in range(20, 25)], pa.float32()), 0.1),
         # Clocks of Europe were changed between the second and the third.
         (
             pa.array([datetime.datetime(2024, 3, 31) + HOUR * n for n in range(5)]),
@@ -165,7 +166,7 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
         (pa.array([datetime.date(2024, 2, 27) + 24 * HOUR * n for n in range(5)]), 86.4e9),
         (pa.array([2**62 + n for n in range(5)]), 1.0),
     ],
-    ids=["microseconds", "seconds", "without a zone", "dates", "large numbers"],
+    ids=["microseconds", "seconds", "float32", "without a zone", "dates", "large numbers"],
 )
 def test_times_are_as_exact_as_their_column(times, every):
     batch = batch_of("aaaaa", times, range(5))
@@ -176,3 +177,10 @@ def test_times_are_as_exact_as_their_column(times, every):
     nothing = batch_of("aa", pa.array([None, times[0].as_py()], times.type), [1, 2])
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(nothing, plan_of())
+
+
+def test_times_that_their_column_holds_too_coarsely_are_no_multiples():
+    # Seconds since 1970 are rounded to 128 in float32.
+    rounded = pa.array([1_700_000_000.0 + 180 * n for n in range(13)], pa.float32())
+    with pytest.raises(DataError, match="that is no multiple"):
+        windows_of(batch_of("a" * len(rounded), rounded, range(len(rounded))), plan_of(every=60.0))
