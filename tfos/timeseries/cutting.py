@@ -78,7 +78,7 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
         found = _windows(rows, positions, plan, len(carried_positions))
         if found.num_rows:
             yield found
-        kept = min(rows.num_rows, max(1, plan.length - 1))
+        kept = min(rows.num_rows, plan.length - 1)
         carried = rows.slice(rows.num_rows - kept)
         carried_positions = positions[rows.num_rows - kept :]
 

@@ -164,6 +164,18 @@ def test_a_rank_may_change_its_array_when_its_call_is_over(start):
     assert ranks.run(calls) == [[3.0 * (n + 1) for n in range(10)]] * 3
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_a_result_stays_when_the_array_that_was_passed_changes(start, size, count):
+    def calls(group: RankGroup) -> list[set[float]]:
+        array = np.ones(count, np.float32)
+        found = [*group.allgather(array), group.broadcast(array), group.allreduce(array, "max")]
+        array += 1.0
+        return [set(each.tolist()) for each in found]
+
+    assert start(size).run(calls) == [[{1.0}] * (size + 2)] * size
+
+
 def test_nobody_passes_a_barrier_before_all_have_come(start):
     ranks = start(3)
     come: list[int] = []
@@ -323,6 +335,15 @@ def test_a_late_rank_is_named_at_the_timeout(start):
     ranks = start(2)
     with pytest.raises(CollectiveTimeout, match=r"waited 0.2 s in barrier .* for rank 1"):
         ranks.groups[0].barrier(timeout_s=0.2)
+
+
+def test_no_rank_waits_for_the_slice_of_a_rank_that_has_given_up(start):
+    ranks = start(2)
+    array = np.ones(FEW_BYTES, np.float32)
+    with pytest.raises(CollectiveTimeout):
+        ranks.groups[0].allreduce(array, "sum", timeout_s=0.2)
+    with pytest.raises(RankLost, match="rank 0 has failed in allreduce sum"):
+        ranks.groups[1].allreduce(array, "sum", timeout_s=WAIT_S)
 
 
 class Model:

@@ -79,7 +79,7 @@ def test_rows_without_a_name_of_a_series_are_one():
 
 
 def test_no_window_has_a_missing_value_or_spans_a_gap():
-    batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 9, 6), ("a", 10, 7))
+    batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 7, 6), ("a", 8, 7))
     assert [past for _, _, past, _ in windows_of(batch, plan_of())] == [[3, 4], [4, 5], [5, 6]]
     assert [past for _, _, past, _ in windows_of(batch, plan_of(every=1.0))] == [[3, 4]]
     with_null = batch_of("aaaa", pa.array([0, 1, 2, 3]), [None, 1.0, 2.0, 3.0])
