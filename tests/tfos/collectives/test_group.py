@@ -18,7 +18,7 @@ from rpc.errors import BusyError, DeadlineExceeded
 from rpc.transport import tls_stream
 from tests.support.ps_cluster import WAIT_S
 from tests.support.rank_threads import Ranks
-from tfos.collectives import fetching, layout
+from tfos.collectives import fetching, layout, messages
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.errors import (
     CollectiveError,
@@ -77,6 +77,21 @@ def test_each_dtype_and_shape_comes_back(start, dtype):
         assert found["a"].dtype == np.dtype(dtype)
         np.testing.assert_array_equal(found["a"], np.full((2, 3), 3, dtype))
         np.testing.assert_array_equal(found["b"], [3.0, 1.0])
+
+
+def test_each_dtype_of_a_reduction_is_a_call_of_its_own(start, monkeypatch):
+    """A rank that is ahead would be given the bytes of the dtype before."""
+    asked: set[int] = set()
+    encode = messages.encode
+
+    def encoded(fetch: Any) -> bytes:
+        asked.add(fetch.call.number)
+        return encode(fetch)
+
+    monkeypatch.setattr(messages, "encode", encoded)
+    value = (np.ones(3, "f4"), np.ones(3, "f8"), np.ones(3, "f4"))
+    start(2).run(lambda group: group.allreduce(value, "sum"))
+    assert asked == {0, 1}
 
 
 def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start):
