@@ -182,7 +182,8 @@ def _rounding(at: np.ndarray, kind: pa.DataType) -> float:
     if at.dtype.kind == "i":
         return 0.0
     # `at` is float64, also of a column of float32.
-    return 4 * float(np.spacing(np.abs(at).max().astype(kind.to_pandas_dtype())))
+    dtype = np.float32 if pa.types.is_float32(kind) else np.float64
+    return 4 * float(np.spacing(np.abs(at).max().astype(dtype)))
 
 
 def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> None:

@@ -56,10 +56,10 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
 
 def test_a_fit_after_a_failed_one_has_its_directory(monkeypatch):
     monkeypatch.setattr(estimator_module, "_directories", {})
-    results = [KeyboardInterrupt(), FitResult(b"m", {})]
+    results: list[Any] = [KeyboardInterrupt(), FitResult(b"m", {})]
 
     def fit(*_: Any) -> FitResult:
-        found = results.pop(0)
+        found: Any = results.pop(0)
         if isinstance(found, BaseException):
             raise found
         return found
@@ -188,7 +188,7 @@ def test_prediction_cols_keep_whole_numbers_as_they_are(monkeypatch):
     assert predictor.schema() == "`p` bigint"
     (column,) = predictor._joined([[values]]).columns
     assert column.to_pylist() == values.tolist()
-    of_floats = predictor_for(np.float32([0.5]), (), monkeypatch, predictionCols=["p"])
+    of_floats = predictor_for(np.array([0.5], "float32"), (), monkeypatch, predictionCols=["p"])
     assert of_floats.schema() == "`p` double"
 
 
