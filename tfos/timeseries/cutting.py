@@ -142,8 +142,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
         return same
     steps = gap / plan.every
     whole = np.rint(steps)
-    rounded = min(_rounding(at, rows[TIME].type) / plan.every, _MOST_ROUNDED)
-    is_whole = np.abs(steps - whole) <= 1e-6 + rounded
+    tolerance = 1e-6 + min(_rounding(at, rows[TIME].type) / plan.every, _MOST_ROUNDED)
+    is_whole = np.abs(steps - whole) <= tolerance
     off = np.concatenate([[False], same & ~is_whole])
     text = "a time, {time}, that is no multiple of every= after the one before"
     if pa.types.is_timestamp(rows[TIME].type) and rows[TIME].type.tz:
@@ -153,7 +153,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
         )
     _refuse(rows, plan, off, text)
     almost_equal = np.concatenate([[False], same & (whole == 0)])
-    text = "two rows with the time {time}, but for less than a millionth of every=; round the times"
+    text = f"two rows with the time {{time}}, but for less than {tolerance:.1g} of every="
+    text += "; round the times"
     _refuse(rows, plan, almost_equal, text)
     follows: np.ndarray = same & (whole == 1)
     return follows

@@ -146,7 +146,8 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
         windows_of(off, plan_of(every=1.0), batch_rows)
     missing = rows_of(("a", math.nan, 1.0), ("a", 2.5, 1.0))
     almost = batch_of("a" * 6, pa.array([0, 1, 1.0000000001, 2, 3, 4]), [1.0] * 6)
-    with pytest.raises(DataError, match=r"'a' has two rows with the time 1.0000000001, but for"):
+    text = r"'a' has two rows with the time 1.0000000001, but for less than 1e-06 of every=; round"
+    with pytest.raises(DataError, match=text):
         windows_of(almost, plan_of(every=1.0), batch_rows)
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(missing, plan_of(), batch_rows)
@@ -184,3 +185,9 @@ def test_times_that_their_column_holds_too_coarsely_are_no_multiples():
     rounded = pa.array([1_700_000_000.0 + 180 * n for n in range(13)], pa.float32())
     with pytest.raises(DataError, match="that is no multiple"):
         windows_of(batch_of("a" * len(rounded), rounded, range(len(rounded))), plan_of(every=60.0))
+
+
+def test_times_that_only_the_rounding_of_their_column_tells_apart_are_equal():
+    times = pa.array([1_700_000_000.0, 1_700_000_128.0], pa.float32())
+    with pytest.raises(DataError, match=r"1700000128.0, but for less than 0\.1 of every="):
+        windows_of(batch_of("aa", times, [1, 2]), plan_of(every=3600.0))
