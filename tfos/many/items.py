@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import cloudpickle
@@ -19,7 +20,7 @@ from tfos.many.digests import value_digest
 
 _MAX_NAME_CHARS = 120
 _OTHER_NAMES = "pass a mapping from different names to items"
-_PLAIN = (str, int, float, bool)
+_PLAIN = (str, Number)  # numpy's numbers, too
 
 
 @dataclass(frozen=True, slots=True)

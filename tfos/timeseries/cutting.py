@@ -24,6 +24,9 @@ _TABLE_VALUES = 1 << 24
 """Most values in the windows of one table, 64 MiB; an Arrow list counts them in 32 bits."""
 _LEAST_ROWS = 64
 """Rows that are cut at once however long a window is: each cut reads the carried rows again."""
+_MOST_ROUNDED = 0.1
+"""Part of `every` that rounding of times may account for: a column that rounds more tells no steps
+apart, and any time would pass for a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def cut(batches: Iterable[pa.RecordBatch], plan: WindowPlan) -> Iterator[pa.Tabl
         found = _windows(rows, positions, plan, len(carried_positions))
         if found.num_rows:
             yield found
-        kept = min(rows.num_rows, max(1, plan.length - 1))
+        kept = min(rows.num_rows, plan.length - 1)
         carried = rows.slice(rows.num_rows - kept)
         carried_positions = positions[rows.num_rows - kept :]
 
@@ -138,10 +141,9 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
     if plan.every is None:
         return same
     steps = gap / plan.every
-    # A number of steps may be off by the rounding of the times themselves.
-    rounded = 0.0 if at.dtype.kind == "i" else 4 * np.spacing(np.abs(at).max()) / plan.every
     whole = np.rint(steps)
-    is_whole = np.abs(steps - whole) <= 1e-6 + rounded
+    tolerance = 1e-6 + min(_rounding(at, rows[TIME].type) / plan.every, _MOST_ROUNDED)
+    is_whole = np.abs(steps - whole) <= tolerance
     off = np.concatenate([[False], same & ~is_whole])
     text = "a time, {time}, that is no multiple of every= after the one before"
     if pa.types.is_timestamp(rows[TIME].type) and rows[TIME].type.tz:
@@ -151,7 +153,8 @@ def _continues(rows: pa.Table, plan: WindowPlan) -> np.ndarray:
         )
     _refuse(rows, plan, off, text)
     almost_equal = np.concatenate([[False], same & (whole == 0)])
-    text = "two rows with the time {time}, but for less than a millionth of every=; round the times"
+    text = f"two rows with the time {{time}}, but for less than {tolerance:.1g} of every="
+    text += "; round the times"
     _refuse(rows, plan, almost_equal, text)
     follows: np.ndarray = same & (whole == 1)
     return follows
@@ -173,6 +176,15 @@ def _times(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if at.dtype.kind == "f":
         return at.astype(np.float64), is_missing | ~np.isfinite(at)
     return at.astype(np.int64), is_missing
+
+
+def _rounding(at: np.ndarray, kind: pa.DataType) -> float:
+    """Return by how much the difference of two times may be off because the column rounds them."""
+    if at.dtype.kind == "i":
+        return 0.0
+    # `at` is float64, also of a column of float32.
+    dtype = np.float32 if pa.types.is_float32(kind) else np.float64
+    return 4 * float(np.spacing(np.abs(at).max().astype(dtype)))
 
 
 def _refuse(rows: pa.Table, plan: WindowPlan, wrong: np.ndarray, text: str) -> None:

@@ -18,7 +18,7 @@ from rpc.errors import BusyError, DeadlineExceeded
 from rpc.transport import tls_stream
 from tests.support.ps_cluster import WAIT_S
 from tests.support.rank_threads import Ranks
-from tfos.collectives import fetching, layout
+from tfos.collectives import fetching, layout, messages
 from tfos.collectives.group import FEW_BYTES, PIECE_BYTES, RankGroup
 from tfos.errors import (
     CollectiveError,
@@ -77,6 +77,21 @@ def test_each_dtype_and_shape_comes_back(start, dtype):
         assert found["a"].dtype == np.dtype(dtype)
         np.testing.assert_array_equal(found["a"], np.full((2, 3), 3, dtype))
         np.testing.assert_array_equal(found["b"], [3.0, 1.0])
+
+
+def test_each_dtype_of_a_reduction_is_a_call_of_its_own(start, monkeypatch):
+    """A rank that is ahead would be given the bytes of the dtype before."""
+    asked: set[int] = set()
+    encode = messages.encode
+
+    def encoded(fetch: Any) -> bytes:
+        asked.add(fetch.call.number)
+        return encode(fetch)
+
+    monkeypatch.setattr(messages, "encode", encoded)
+    value = (np.ones(3, "f4"), np.ones(3, "f8"), np.ones(3, "f4"))
+    start(2).run(lambda group: [group.allreduce(value, "sum") for _ in range(2)])
+    assert asked == {0, 1, 2, 3}
 
 
 def test_arrays_of_files_with_the_other_byte_order_are_numbers_like_others(start):
@@ -162,6 +177,18 @@ def test_a_rank_may_change_its_array_when_its_call_is_over(start):
         return sums
 
     assert ranks.run(calls) == [[3.0 * (n + 1) for n in range(10)]] * 3
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_a_result_stays_when_the_array_that_was_passed_changes(start, size, count):
+    def calls(group: RankGroup) -> list[set[float]]:
+        array = np.ones(count, np.float32)
+        found = [*group.allgather(array), group.broadcast(array), group.allreduce(array, "max")]
+        array += 1.0
+        return [set(each.tolist()) for each in found]
+
+    assert start(size).run(calls) == [[{1.0}] * (size + 2)] * size
 
 
 def test_nobody_passes_a_barrier_before_all_have_come(start):
@@ -323,6 +350,15 @@ def test_a_late_rank_is_named_at_the_timeout(start):
     ranks = start(2)
     with pytest.raises(CollectiveTimeout, match=r"waited 0.2 s in barrier .* for rank 1"):
         ranks.groups[0].barrier(timeout_s=0.2)
+
+
+def test_no_rank_waits_for_the_slice_of_a_rank_that_has_given_up(start):
+    ranks = start(2)
+    array = np.ones(FEW_BYTES, np.float32)
+    with pytest.raises(CollectiveTimeout):
+        ranks.groups[0].allreduce(array, "sum", timeout_s=0.2)
+    with pytest.raises(RankLost, match="rank 0 has failed in allreduce sum"):
+        ranks.groups[1].allreduce(array, "sum", timeout_s=WAIT_S)
 
 
 class Model:

@@ -42,6 +42,11 @@ def test_names_are_texts_numbers_keys_or_positions():
     assert items_of([(1, "x"), (2, "x")]).names == ("1, x", "2, x")
     assert items_of({"first": {}, 2: []}).names == ("first", "2")
     assert items_of([{"lr": 1}, {"lr": 2}]).names == ("item 0", "item 1")
+    assert items_of(np.array([7, 8])).names == ("7", "8")
+    assert items_of([(np.float32(0.5), "x"), (np.int64(2), decimal.Decimal("1.50"))]).names == (
+        "0.5, x",
+        "2, 1.50",
+    )
 
 
 def test_a_second_item_of_a_name_leaves_the_others_theirs():

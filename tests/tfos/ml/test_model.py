@@ -54,6 +54,24 @@ def test_a_directory_of_a_fit_that_has_ended_is_left_to_another_program(monkeypa
         estimator._fit(frame)
 
 
+def test_a_fit_after_a_failed_one_has_its_directory(monkeypatch):
+    monkeypatch.setattr(estimator_module, "_directories", {})
+    results: list[Any] = [KeyboardInterrupt(), FitResult(b"m", {})]
+
+    def fit(*_: Any) -> FitResult:
+        found: Any = results.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(estimator_module, "fit", fit)
+    estimator = KerasEstimator(model_fn=object, clusterSize=2, checkpointDir="/c", resume=True)
+    frame: Any = SimpleNamespace(mapInArrow=None, columns=["features", "label"])
+    with pytest.raises(KeyboardInterrupt):
+        estimator._fit(frame)
+    assert estimator._fit(frame).content == b"m"
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -170,6 +188,8 @@ def test_prediction_cols_keep_whole_numbers_as_they_are(monkeypatch):
     assert predictor.schema() == "`p` bigint"
     (column,) = predictor._joined([[values]]).columns
     assert column.to_pylist() == values.tolist()
+    of_floats = predictor_for(np.array([0.5], "float32"), (), monkeypatch, predictionCols=["p"])
+    assert of_floats.schema() == "`p` double"
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -212,6 +232,54 @@ def test_what_leaves_a_setting_out_and_what_is_set_reaches_the_fit():
     settings = KerasEstimator(model_fn=object, seed=-1, exactlyOnce=True)._settings()
     assert (settings.seed, settings.num_ps, settings.staleness_bound) == (None, None, None)
     assert settings.exactly_once
+
+
+def test_every_param_of_a_fit_reaches_it():
+    params: dict[str, Any] = {
+        "batchSize": 7,
+        "epochs": 3,
+        "clusterSize": 4,
+        "numPS": 2,
+        "consistency": "ssp",
+        "stalenessBound": 5,
+        "seed": 9,
+        "validationSplit": 0.25,
+        "learningRate": 0.5,
+        "checkpointDir": "/c",
+        "resume": True,
+        "feedTimeout": 9.0,
+        "exactlyOnce": True,
+        "verbose": False,
+    }
+    config = ClusterConfig(allow_dynamic=True)
+    beside: dict[str, Any] = {"callbacks": [object()], "class_weight": {0: 2.0}, "config": config}
+    expected = FitSettings(
+        batch_size=7,
+        epochs=3,
+        cluster_size=4,
+        num_ps=2,
+        consistency="ssp",
+        staleness_bound=5,
+        seed=9,
+        validation_split=0.25,
+        learning_rate=0.5,
+        checkpoint_dir="/c",
+        resume=True,
+        feed_timeout_s=9.0,
+        exactly_once=True,
+        verbose=False,
+        **beside,
+    )
+    assert KerasEstimator(model_fn=object, **params, **beside)._settings() == expected
+    columns = KerasEstimator(
+        model_fn=object,
+        featuresCols=["a", "b"],
+        labelCol="y",
+        weightCol="w",
+        validationCol="held",
+    ).column_plan()
+    assert (columns.features, columns.labels) == (("a", "b"), ("y",))
+    assert (columns.weight, columns.validation) == ("w", "held")
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], list[str], str]] = [

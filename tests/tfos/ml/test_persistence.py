@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark.ml.util import DefaultParamsReader
 from tests.support.named_models import compiled
 from tfos.config import ClusterConfig
 from tfos.errors import SettingsError
+from tfos.estimators.recipe import ModelRecipe
 from tfos.ml import KerasEstimator, KerasModel
 from tfos.ml.persistence import EstimatorWriter, recipe_from
 from tfos.predict.signature import TensorInfo
@@ -26,6 +28,14 @@ def test_the_inputs_come_back_as_they_were():
     recipe = recipe_from(saved(), b"model", "at")
     assert (recipe.content, recipe.inputs, recipe.outputs) == (b"model", {"x": X}, ("y",))
     assert recipe.has_trained
+
+
+def test_a_reader_takes_what_a_writer_says_of_the_model():
+    estimator = KerasEstimator(model_fn=compiled)
+    recipe = ModelRecipe(content=b"model", inputs={"x": X}, outputs=("y",), has_trained=True)
+    estimator.recipe = recipe
+    beside = json.loads(json.dumps(EstimatorWriter(estimator)._extra))
+    assert recipe_from(beside, b"model", "at") == recipe
 
 
 def test_a_format_of_a_newer_version_is_refused():

@@ -79,7 +79,7 @@ def test_rows_without_a_name_of_a_series_are_one():
 
 
 def test_no_window_has_a_missing_value_or_spans_a_gap():
-    batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 9, 6), ("a", 10, 7))
+    batch = rows_of(*series("a", [1, 2, math.nan, 3, 4, 5]), ("a", 7, 6), ("a", 8, 7))
     assert [past for _, _, past, _ in windows_of(batch, plan_of())] == [[3, 4], [4, 5], [5, 6]]
     assert [past for _, _, past, _ in windows_of(batch, plan_of(every=1.0))] == [[3, 4]]
     with_null = batch_of("aaaa", pa.array([0, 1, 2, 3]), [None, 1.0, 2.0, 3.0])
@@ -146,7 +146,8 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
         windows_of(off, plan_of(every=1.0), batch_rows)
     missing = rows_of(("a", math.nan, 1.0), ("a", 2.5, 1.0))
     almost = batch_of("a" * 6, pa.array([0, 1, 1.0000000001, 2, 3, 4]), [1.0] * 6)
-    with pytest.raises(DataError, match=r"'a' has two rows with the time 1.0000000001, but for"):
+    text = r"'a' has two rows with the time 1.0000000001, but for less than 1e-06 of every=; round"
+    with pytest.raises(DataError, match=text):
         windows_of(almost, plan_of(every=1.0), batch_rows)
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(missing, plan_of(), batch_rows)
@@ -157,6 +158,7 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
     [
         (pa.array([1_700_000_000_000_000 + 100_000 * n for n in range(5)]), 100_000.0),
         (pa.array([1_700_000_000.0 + 0.1 * n for n in range(5)]), 0.1),
+        (pa.array([0.1 * n for n in range(20, 25)], pa.float32()), 0.1),
         # Clocks of Europe were changed between the second and the third.
         (
             pa.array([datetime.datetime(2024, 3, 31) + HOUR * n for n in range(5)]),
@@ -165,7 +167,7 @@ def test_times_that_are_equal_missing_or_out_of_step_are_named(batch_rows):
         (pa.array([datetime.date(2024, 2, 27) + 24 * HOUR * n for n in range(5)]), 86.4e9),
         (pa.array([2**62 + n for n in range(5)]), 1.0),
     ],
-    ids=["microseconds", "seconds", "without a zone", "dates", "large numbers"],
+    ids=["microseconds", "seconds", "float32", "without a zone", "dates", "large numbers"],
 )
 def test_times_are_as_exact_as_their_column(times, every):
     batch = batch_of("aaaaa", times, range(5))
@@ -176,3 +178,16 @@ def test_times_are_as_exact_as_their_column(times, every):
     nothing = batch_of("aa", pa.array([None, times[0].as_py()], times.type), [1, 2])
     with pytest.raises(DataError, match="a row without a time"):
         windows_of(nothing, plan_of())
+
+
+def test_times_that_their_column_holds_too_coarsely_are_no_multiples():
+    # Seconds since 1970 are rounded to 128 in float32.
+    rounded = pa.array([1_700_000_000.0 + 180 * n for n in range(13)], pa.float32())
+    with pytest.raises(DataError, match="that is no multiple"):
+        windows_of(batch_of("a" * len(rounded), rounded, range(len(rounded))), plan_of(every=60.0))
+
+
+def test_times_that_only_the_rounding_of_their_column_tells_apart_are_equal():
+    times = pa.array([1_700_000_000.0, 1_700_000_128.0], pa.float32())
+    with pytest.raises(DataError, match=r"1700000128.0, but for less than 0\.1 of every="):
+        windows_of(batch_of("aa", times, [1, 2]), plan_of(every=3600.0))
