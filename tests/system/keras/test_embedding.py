@@ -893,6 +893,24 @@ def test_a_saved_model_of_an_own_class_has_its_dense_weights_too(tmp_path, pad_i
             loaded(x | {"ids": tf.ones((BATCH, 3))})
 
 
+@pytest.mark.parametrize("of_text", [False, True])
+def test_a_loaded_model_of_an_own_class_takes_ids_of_its_rows_kind_alone(tmp_path, of_text):
+    """It looked texts up among rows of integers, found none, and predicted from zeros."""
+    ids, y = data(BATCH)
+    kinds = [tf.constant(ids), tf.constant(ids.astype(str))]
+    more = tf.ones((BATCH, 1))
+    model = OfOwnCall()
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit({"ids": kinds[of_text], "more": more}, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises(UnsupportedModel, match="have different rows"):
+        loaded.predict_on_batch({"ids": kinds[not of_text], "more": more})
+    with serving() as cluster:
+        distribute(loaded, cluster.contexts[0])
+        assert cluster.manifest.tables[0].id_source == ("strings" if of_text else "integers")
+
+
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
     with serving() as cluster:
         model, _ = trained(cluster.contexts[0])

@@ -307,6 +307,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
         if found is not None:
             store["keys"], store["rows"] = found
+            if self.takes_text is not None:  # nothing else tells it to a model of an own class
+                store["takes_text"] = np.array(self.takes_text)
             if (num_bytes := found[1].nbytes) > _WARNED_SHARE * MAX_SAVED_BYTES:
                 logger.warning(
                     "the rows of table %r take %d of the %d bytes that one file may have. Once it "
@@ -340,6 +342,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"{rows.shape[1]}; make the layer with dim={rows.shape[1]}"
             )
         self.bind(LoadedRows(keys, rows, self.settings))
+        if "takes_text" in store:
+            self.takes_text = bool(np.array(store["takes_text"]))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         """Return what TensorFlow saves of the layer; only a SavedModel with its rows has it."""
