@@ -40,7 +40,7 @@ from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
-from tfos.keras.data.running_fit import Loop, RunningFit, loop_over, running_fit
+from tfos.keras.data.running_fit import KerasLoop, RunningFit, loop_over, running_fit
 from tfos.keras.input_order import check_inputs
 from tfos.keras.protocols import RowsContext
 
@@ -138,7 +138,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._lone: LoneProgress | None = None
         """Progress of the running `fit`, if its model is not distributed."""
         self._class_weights: ClassWeights | None = None
-        self._unmatched: Loop | None = None
+        self._unmatched: KerasLoop | None = None
         """The running loop, until its batches are compared with the model's inputs and outputs."""
         self._refusal_of_lists = ""
         """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
@@ -262,7 +262,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
         return self._tensors(ready)
 
-    def _matches(self, loop: Loop, values: tuple[Any, ...]) -> bool:
+    def _matches(self, loop: KerasLoop, values: tuple[Any, ...]) -> bool:
         """Refuse a batch that does not fit the model of a loop; return whether all is compared."""
         check_inputs(loop.model, values[0], loop.step)
         if loop.step == "predict_step":

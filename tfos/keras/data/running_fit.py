@@ -29,7 +29,7 @@ _STEPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class KerasLoop:
     """A call of Keras' own `fit`, `evaluate` or `predict` over some data."""
 
     model: Any
@@ -106,16 +106,16 @@ def running_fit() -> RunningFit | None:
     return None
 
 
-def loop_over(x: Any) -> Loop | None:
+def loop_over(x: Any) -> KerasLoop | None:
     """Return the innermost loop over this data that the caller serves; None: there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if (step := _STEPS.get(frame.f_code)) is not None:
             found = frame.f_locals
             if found["x"] is x:
-                return Loop(found["self"], step)
+                return KerasLoop(found["self"], step)
             if found.get("validation_data") is x:
-                return Loop(found["self"], "test_step")
+                return KerasLoop(found["self"], "test_step")
         frame = frame.f_back
     return None
 
