@@ -249,7 +249,8 @@ class FeedQueue:
             self._pending_end = EpochEnd(self.epoch)
         self.epoch = max(self.epoch, epoch + 1)
         if asked:
-            self._epochs.setdefault(self.epoch, _Epoch()).chunks.extendleft(reversed(asked))
+            slot = self._epochs.setdefault(self.epoch, _Epoch(flushed=self.finished))
+            slot.chunks.extendleft(reversed(asked))
         self.close_epoch(epoch)
 
     def finish(self) -> None:

@@ -393,6 +393,15 @@ def test_rows_of_inference_are_read_behind_a_skipped_epoch():
     assert queue.unread_bytes == 0
 
 
+def test_a_finished_feed_ends_behind_rows_of_inference_of_a_skipped_epoch():
+    """Their epoch was made after the feed's end, and its own end never came."""
+    queue = FeedQueue("validation")
+    queue.offer(chunk(1, session=7))
+    queue.finish()
+    queue.skip(0)
+    assert read(queue) == [1, "end 1", "over"]
+
+
 def test_a_batch_of_inference_ends_with_the_feed():
     queue = FeedQueue("input")
     queue.offer(chunk(1, session=7))
