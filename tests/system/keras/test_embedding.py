@@ -905,9 +905,15 @@ def test_a_layer_of_several_nested_models_keeps_its_rows_in_a_file(tmp_path):
     model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=False)
     x, y = data(BATCH)
     model.fit(x, y, verbose=0)
-    model.save(tmp_path / "model.keras")
-    for loaded in (keras.models.load_model(tmp_path / "model.keras"), copy.deepcopy(model)):
+    files = [tmp_path / name for name in ("model.keras", "directory", "newer.weights.h5")]
+    model.save(files[0])
+    model.save(files[1], zipped=False)
+    for loaded in (*map(keras.models.load_model, files[:2]), copy.deepcopy(model)):
         np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
+    model.fit(x, y, verbose=0)
+    model.save_weights(files[2])
+    loaded.load_weights(files[2])
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
 
 
 @pytest.mark.parametrize("of_text", [False, True])

@@ -443,23 +443,23 @@ def _refusing_tables(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sharing_rows(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Keras' load of a model, after which layers of one table share the file's rows.
+    """Return Keras' load of what a file has, after which layers of one table share the file's rows.
 
     A layer that several nested models call is several layers of a loaded model, and Keras gives
     what the file has to the first of them alone.
     """
 
     @functools.wraps(load)
-    def load_model(*args: Any, **kwargs: Any) -> Any:
-        model = load(*args, **kwargs)
-        layers = embeddings_in(model) if isinstance(model, keras.Model) else []
-        loaded = {each.table: each for each in layers if isinstance(each.source, LoadedRows)}
-        for layer in layers:
-            if layer.source is NO_ROWS and layer.table in loaded:
-                layer.bind(loaded[layer.table].source)
-        return model
+    def load_state(saveable: Any, *args: Any, inner_path: str, **kwargs: Any) -> None:
+        is_whole = not inner_path and isinstance(saveable, keras.Model)
+        before = [(each, each.source) for each in embeddings_in(saveable)] if is_whole else []
+        load(saveable, *args, inner_path=inner_path, **kwargs)
+        loaded = {each.table: each.source for each, old in before if each.source is not old}
+        for layer, old in before:
+            if layer.source is old and layer.table in loaded:
+                layer.bind(loaded[layer.table])
 
-    return load_model
+    return load_state
 
 
 keras.Model.make_test_function = keras_loops.making(
@@ -471,8 +471,8 @@ keras.Model.make_predict_function = keras_loops.making(
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
 _hdf5 = keras.src.legacy.saving.legacy_h5_format
 _hdf5.save_model_to_hdf5 = _refusing_tables(_hdf5.save_model_to_hdf5)
-_files = keras.src.saving.saving_lib  # copies and pickles are files in memory
-_files._load_model_from_fileobj = _sharing_rows(_files._load_model_from_fileobj)
+_files = keras.src.saving.saving_lib  # its one way of all files, copies and pickles
+_files._load_state = _sharing_rows(_files._load_state)
 _Archive = type(keras.export.ExportArchive())  # that of the backend
 _Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)
