@@ -427,6 +427,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if was_left and not trains:
             self._loop_ended()
         self._unmatched = loop_over(self)
+        if self._unmatched is None and fit is not None and fit.validation_data is self:
+            self._unmatched = KerasLoop(fit.model, "test_step")  # fit asks before it evaluates
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
         for ready in (*self._heads, self._looked_at):

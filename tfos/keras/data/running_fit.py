@@ -110,12 +110,9 @@ def loop_over(x: Any) -> KerasLoop | None:
     """Return the innermost loop over this data that the caller serves; None: there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if (step := _STEPS.get(frame.f_code)) is not None:
-            found = frame.f_locals
-            if found["x"] is x:
-                return KerasLoop(found["self"], step)
-            if found.get("validation_data") is x:
-                return KerasLoop(found["self"], "test_step")
+        step = _STEPS.get(frame.f_code)
+        if step is not None and frame.f_locals["x"] is x:
+            return KerasLoop(frame.f_locals["self"], step)
         frame = frame.f_back
     return None
 
