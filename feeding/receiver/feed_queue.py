@@ -230,17 +230,27 @@ class FeedQueue:
             self.epoch = epoch + 1
 
     def skip(self, epoch: int) -> None:
-        """Drop unread and later rows of this epoch and of earlier ones."""
+        """Drop unread and later rows of this epoch and of earlier ones, except those of inference.
+
+        Those belong to no epoch, and their feeders wait for the answers of whoever reads next.
+        """
         if epoch <= self._skipped:
             return
         self._skipped = epoch
-        for number in [number for number in self._epochs if number <= epoch]:
+        asked: deque[Chunk] = deque()
+        for number in sorted(number for number in self._epochs if number <= epoch):
             for chunk in self._epochs.pop(number).chunks:
-                self._count_unread(chunk, -chunk.num_bytes)
+                if chunk.meta.mode == "inference":
+                    asked.append(chunk)
+                else:
+                    self._count_unread(chunk, -chunk.num_bytes)
         if self._is_epoch_begun and self.epoch <= epoch:
             # The consumer has rows of the epoch, so it still has to read its end.
             self._pending_end = EpochEnd(self.epoch)
         self.epoch = max(self.epoch, epoch + 1)
+        if asked:
+            slot = self._epochs.setdefault(self.epoch, _Epoch(flushed=self.finished))
+            slot.chunks.extendleft(reversed(asked))
         self.close_epoch(epoch)
 
     def finish(self) -> None:

@@ -380,6 +380,28 @@ def test_rows_of_inference_are_read_in_the_epoch_that_the_reader_is_in():
     assert read(queue) == [2]
 
 
+def test_rows_of_inference_are_read_behind_a_skipped_epoch():
+    """Their feeder waited for the end of its time, and the rows were in flight for good."""
+    queue = FeedQueue("validation")
+    for value in (1, 3):
+        queue.offer(chunk(value))
+        queue.offer(chunk(value + 1, session=7))
+    queue.offer(chunk(5, epoch=1))
+    queue.skip(0)
+    assert queue.session_bytes(7) > 0
+    assert read(queue) == [2, 4, 5]
+    assert queue.unread_bytes == 0
+
+
+def test_a_finished_feed_ends_behind_rows_of_inference_of_a_skipped_epoch():
+    """Their epoch was made after the feed's end, and its own end never came."""
+    queue = FeedQueue("validation")
+    queue.offer(chunk(1, session=7))
+    queue.finish()
+    queue.skip(0)
+    assert read(queue) == [1, "end 1", "over"]
+
+
 def test_a_batch_of_inference_ends_with_the_feed():
     queue = FeedQueue("input")
     queue.offer(chunk(1, session=7))

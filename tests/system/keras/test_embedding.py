@@ -893,6 +893,47 @@ def test_a_saved_model_of_an_own_class_has_its_dense_weights_too(tmp_path, pad_i
             loaded(x | {"ids": tf.ones((BATCH, 3))})
 
 
+def test_a_layer_of_several_nested_models_keeps_its_rows_in_a_file(tmp_path):
+    """Keras makes one layer for each nested model, and loads the first: others had no rows."""
+    rows, outer = Embedding(DIM, table="user"), keras.Input((3,), dtype="int64")
+    parts = []
+    for _ in range(2):
+        ids = keras.Input((3,), dtype="int64")
+        flat = keras.layers.Flatten()(rows(ids))
+        parts.append(keras.Model(ids, keras.layers.Dense(1)(flat))(outer))
+    model = keras.Model(outer, keras.layers.Add()(parts))
+    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=False)
+    x, y = data(BATCH)
+    model.fit(x, y, verbose=0)
+    files = [tmp_path / name for name in ("model.keras", "directory", "newer.weights.h5")]
+    model.save(files[0])
+    model.save(files[1], zipped=False)
+    for loaded in (*map(keras.models.load_model, files[:2]), copy.deepcopy(model)):
+        np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
+    model.fit(x, y, verbose=0)
+    model.save_weights(files[2])
+    loaded.load_weights(files[2])
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
+
+
+@pytest.mark.parametrize("of_text", [False, True])
+def test_a_loaded_model_of_an_own_class_takes_ids_of_its_rows_kind_alone(tmp_path, of_text):
+    """It looked texts up among rows of integers, found none, and predicted from zeros."""
+    ids, y = data(BATCH)
+    kinds = [tf.constant(ids), tf.constant(ids.astype(str))]
+    more = tf.ones((BATCH, 1))
+    model = OfOwnCall()
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit({"ids": kinds[of_text], "more": more}, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises(UnsupportedModel, match="have different rows"):
+        loaded.predict_on_batch({"ids": kinds[not of_text], "more": more})
+    with serving() as cluster:
+        distribute(loaded, cluster.contexts[0])
+        assert cluster.manifest.tables[0].id_source == ("strings" if of_text else "integers")
+
+
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
     with serving() as cluster:
         model, _ = trained(cluster.contexts[0])

@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import keras
 import numpy as np
@@ -154,7 +156,22 @@ def test_forgotten_label_cols_are_named_before_the_first_step():
             make_model().fit(FeedDataset(ctx, 4, ColumnRoles(feature_cols=0)), verbose=0)
 
 
-def test_features_that_keras_would_give_to_each_others_inputs_are_refused():
+LOOPS: dict[str, Callable[[keras.Model, FeedDataset], Any]] = {
+    "fit": lambda model, rows: model.fit(rows, verbose=0),
+    "validation": lambda model, rows: model.fit(
+        dict.fromkeys(("user", "price"), X[:8, :1]), X[:8, 1], validation_data=rows, verbose=0
+    ),
+    "evaluate": lambda model, rows: model.evaluate(rows, verbose=0),
+    "predict": lambda model, rows: model.predict(rows, verbose=0),
+}
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["lone", "distributed"])
+@pytest.mark.parametrize("loop", list(LOOPS))
+def test_features_that_keras_would_give_to_each_others_inputs_are_refused(
+    loop: str, distributed: bool
+):
+    """Evaluation and prediction took them, and gave wrong numbers."""
     rows = [{"user": float(at), "price": 0.5, "label": 1.0} for at in range(8)]
     columns = ColumnRoles(feature_cols={"user": "user", "price": "price"}, label_cols="label")
     for kind, refused in ((OrderedDict, True), (dict, False)):
@@ -163,14 +180,29 @@ def test_features_that_keras_would_give_to_each_others_inputs_are_refused():
         model.compile("sgd", "mse")
         with serving() as cluster:
             ctx = cluster.contexts[0]
+            if distributed:
+                distribute(model, ctx)
             feed_epochs(ctx.feed_channel, [rows], finish=True)
-            if refused:
-                with pytest.raises(
-                    SettingsError, match=r"order \['user', 'price'\].*each OrderedDict"
-                ):
-                    model.fit(FeedDataset(ctx, 4, columns), verbose=0)
-            else:
-                model.fit(FeedDataset(ctx, 4, columns), verbose=0)
+            expected = (
+                pytest.raises(SettingsError, match=r"order \['user', 'price'\].*each OrderedDict")
+                if refused
+                else contextlib.nullcontext()
+            )
+            with expected:
+                LOOPS[loop](model, FeedDataset(ctx, 4, columns))
+
+
+def test_an_evaluation_refuses_labels_that_its_loss_would_broadcast():
+    rows = [{"x": 1.0, "y": 1.0, "z": 3.0} for _ in range(4)]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for labels, text in ((["y", "z"], "would compare all 2 labels"), (None, "has no labels")):
+        with serving() as cluster:
+            ctx = cluster.contexts[0]
+            feed_epochs(ctx.feed_channel, [rows], finish=True)
+            dataset = FeedDataset(ctx, 4, ColumnRoles(feature_cols=["x"], label_cols=labels))
+            with pytest.raises(SettingsError, match=text):
+                model.evaluate(dataset, verbose=0)
 
 
 def test_progress_bar_and_evaluation_know_what_is_known(capsys):

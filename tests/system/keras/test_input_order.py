@@ -61,6 +61,15 @@ def test_a_model_of_the_user_may_order_the_features_itself(kind: type):
         pytest.fail(str(error))
 
 
+@pytest.mark.parametrize("step", ["test_step", "predict_step"])
+def test_a_step_of_the_user_orders_the_features_of_its_own_loop_alone(step: str):
+    """A model whose train_step orders them is evaluated and predicts by Keras' own steps."""
+    with pytest.raises(SettingsError, match="each OrderedDict"):
+        check_inputs(of_inputs(OrderedDict, kind=OwnStep), features(), step)
+    own = type("Own", (keras.Model,), {step: lambda _, data: data})
+    check_inputs(of_inputs(OrderedDict, kind=own), features(), step)
+
+
 def test_features_in_the_order_of_the_inputs_are_taken():
     for kind in (dict, OrderedDict):
         check_inputs(of_inputs(kind, kind), features(kind))

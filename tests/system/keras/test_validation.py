@@ -6,7 +6,15 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.keras_training import DEADLINE_S, blobs, offer, rows_of, serving, together
+from tests.support.keras_training import (
+    DEADLINE_S,
+    blobs,
+    feed_epochs,
+    offer,
+    rows_of,
+    serving,
+    together,
+)
 from tests.support.waiting import wait_until
 from tfos.control.messages import FitReading
 from tfos.errors import SettingsError
@@ -356,3 +364,25 @@ def test_what_workers_measured_on_unequal_shares_is_weighted_by_their_rows(caplo
     history = validated_by_two(given, Share)
     np.testing.assert_allclose(history["val_share"], [VAL_Y.mean()] * 2, rtol=1e-5)
     assert any("'share'" in each and "weighted by their rows" in each for each in caplog.messages)
+
+
+def test_a_callback_may_read_on_in_a_validation_that_it_has_ended():
+    """Keras has left that loop, so the rows are the program's: they are not a running loop's."""
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = True
+
+        def on_epoch_end(self, epoch, logs=None):
+            left.append(len(list(validation)))
+
+    left: list[int] = []
+    with serving() as cluster:
+        channel = cluster.contexts[0].feed_channel
+        for feed, rows in (("input", rows_of(X, Y)), ("validation", rows_of(VAL_X, VAL_Y))):
+            feed_epochs(channel, [rows], finish=True, feed=feed)
+        dataset, validation = (
+            FeedDataset(cluster.contexts[0], BATCH, feed=feed) for feed in ("input", "validation")
+        )
+        make_model().fit(dataset, validation_data=validation, callbacks=[Stops()], verbose=0)
+    assert left == [-(-len(VAL_X) // BATCH) - 1]

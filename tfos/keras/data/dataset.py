@@ -40,7 +40,7 @@ from tfos.keras.data.label_shapes import check_has_labels, check_labels
 from tfos.keras.data.lists import has_lists, refusal_of_lists
 from tfos.keras.data.lone_progress import LoneProgress
 from tfos.keras.data.prefetch import Failure, Prefetcher
-from tfos.keras.data.running_fit import RunningFit, running_fit, runs_in_loop_over
+from tfos.keras.data.running_fit import KerasLoop, RunningFit, loop_over, running_fit
 from tfos.keras.input_order import check_inputs
 from tfos.keras.protocols import RowsContext
 
@@ -138,8 +138,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._lone: LoneProgress | None = None
         """Progress of the running `fit`, if its model is not distributed."""
         self._class_weights: ClassWeights | None = None
-        self._unmatched: Any = None
-        """Model of the running fit, until the shapes of its labels and outputs are compared."""
+        self._unmatched: KerasLoop | None = None
+        """The running loop, until its batches are compared with the model's inputs and outputs."""
         self._refusal_of_lists = ""
         """Why the model of the running fit takes no rows of differing lengths; empty: it may."""
         self._label_order: LabelOrder | None = None
@@ -236,7 +236,7 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         It begins with the batch that was only looked at. Within Keras' loop it has no other: they
         are that loop's.
         """
-        if self._in_loop and runs_in_loop_over(self):
+        if self._in_loop and loop_over(self) is not None:
             return self._look()
         self.leave_loop()  # an error may have broken it off
         self._begin()
@@ -252,14 +252,8 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ready = self._heads.popleft()
         self.batches += 1
         self.rows += _num_rows(ready.values)
-        if self._unmatched is not None:
-            check_inputs(self._unmatched, ready.values[0])
-        if self._unmatched is not None and len(ready.values) == 1:
-            check_has_labels(self._unmatched, self._mapped.names)
+        if self._unmatched is not None and self._matches(self._unmatched, ready.values):
             self._unmatched = None
-        elif self._unmatched is not None:
-            is_over = check_labels(self._unmatched, ready.values[1])
-            self._unmatched = None if is_over else self._unmatched
         if self._in_loop or self._in_own_loop:
             self._hand(ready)
         else:
@@ -267,6 +261,16 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if self._label_order is not None and len(ready.values) > 1:
             self._check_order(self._label_order.looks_sorted(ready.values[1]))
         return self._tensors(ready)
+
+    def _matches(self, loop: KerasLoop, values: tuple[Any, ...]) -> bool:
+        """Refuse a batch that does not fit the model of a loop; return whether all is compared."""
+        check_inputs(loop.model, values[0], loop.step)
+        if loop.step == "predict_step":
+            return True
+        if len(values) > 1:
+            return check_labels(loop.model, values[1], loop.step)
+        check_has_labels(loop.model, self._mapped.names, loop.step)
+        return True
 
     def _look(self) -> Iterator[Any]:
         """Yield the batch that Keras' loop takes next, for a callback that inspects it."""
@@ -422,7 +426,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._trains = trains = fit is not None and fit.x is self
         if was_left and not trains:
             self._loop_ended()
-        self._unmatched = fit.model if fit is not None and trains else None
+        self._unmatched = loop_over(self)
+        if self._unmatched is None and fit is not None and fit.validation_data is self:
+            self._unmatched = KerasLoop(fit.model, "test_step")  # fit asks before it evaluates
         given = fit.class_weight if fit is not None and trains else None
         self._class_weights = None if given is None else ClassWeights(given)
         for ready in (*self._heads, self._looked_at):

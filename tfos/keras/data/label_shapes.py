@@ -5,7 +5,7 @@
 
 Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
 Keras' losses that compare element by element and do not refuse this themselves.
-Does not: refuse what a loss of the user's, or an own train_step or compute_loss, may mean; compare
+Does not: refuse what a loss of the user's, or an own step or compute_loss, may mean; compare
 features with inputs (tfos.keras.input_order).  Pure.
 """
 
@@ -32,12 +32,13 @@ _ELEMENTWISE = {
 }
 
 
-def check_labels(model: Any, labels: Any) -> bool:
+def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
     """Refuse labels that a loss of Keras would compare with one unit each, or with no output.
 
     Args:
         model: compiled.
         labels: labels of one batch, nested as Keras takes them; each has a shape.
+        step: name of the model's method that gets the batch.
 
     Returns:
         Whether the outputs' shapes are known; a Sequential without an Input has them after its
@@ -49,7 +50,7 @@ def check_labels(model: Any, labels: Any) -> bool:
     if not getattr(model, "built", False):
         return False
     outputs = getattr(model, "outputs", None)
-    if not has_keras_step(model) or not outputs:
+    if not has_keras_step(model, step) or not outputs:
         return True
     if len(outputs) > 1 and hasattr(labels, "shape") and _compares_several(model.loss):
         raise SettingsError(
@@ -70,17 +71,18 @@ def check_labels(model: Any, labels: Any) -> bool:
     return True
 
 
-def check_has_labels(model: Any, columns: Sequence[str]) -> None:
+def check_has_labels(model: Any, columns: Sequence[str], step: str = "train_step") -> None:
     """Refuse rows without labels for a model that compares them by a loss of Keras.
 
     Args:
         model: compiled.
         columns: the rows' names; empty: their values have none.
+        step: name of the model's method that gets the batch.
 
     Raises:
         SettingsError: names the columns and the argument.
     """
-    if not has_keras_step(model):
+    if not has_keras_step(model, step):
         return
     losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
     if any(str(getattr(each, "__module__", "")).startswith("keras.") for each in losses):

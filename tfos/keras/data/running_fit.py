@@ -1,6 +1,7 @@
 """Running fit: the model that a running `fit` trains, its class weights, epochs and callbacks.
 
-Covers: finding the call behind Keras' request for batches; whether a model trains alone.
+Covers: finding the call behind Keras' request for batches, `evaluate` and `predict` included;
+whether a model trains alone.
 Does not: decide what to do about it (tfos.worker.context, class_weights).
 Threads: the thread that runs `fit`.
 """
@@ -19,6 +20,21 @@ KERAS_FIT = inspect.unwrap(super(keras.Model, keras.Model).fit)
 """Keras' own function, also where a program has replaced `keras.Model.fit`."""
 KERAS_EVALUATE = inspect.unwrap(super(keras.Model, keras.Model).evaluate)
 KERAS_PREDICT = inspect.unwrap(super(keras.Model, keras.Model).predict)
+_STEPS = {
+    KERAS_FIT.__code__: "train_step",
+    KERAS_EVALUATE.__code__: "test_step",
+    KERAS_PREDICT.__code__: "predict_step",
+}
+"""The method of a model that each loop calls with a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class KerasLoop:
+    """A call of Keras' own `fit`, `evaluate` or `predict` over some data."""
+
+    model: Any
+    step: str
+    """Name of the model's method that gets the batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +106,15 @@ def running_fit() -> RunningFit | None:
     return None
 
 
-def runs_in_loop_over(x: Any) -> bool:
-    """Return whether the caller serves a `fit`, `evaluate` or `predict` of this data."""
-    loops = [each.__code__ for each in (KERAS_FIT, KERAS_EVALUATE, KERAS_PREDICT)]
+def loop_over(x: Any) -> KerasLoop | None:
+    """Return the innermost loop over this data that the caller serves; None: there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in loops and frame.f_locals["x"] is x:
-            return True
+        step = _STEPS.get(frame.f_code)
+        if step is not None and frame.f_locals["x"] is x:
+            return KerasLoop(frame.f_locals["self"], step)
         frame = frame.f_back
-    return False
+    return None
 
 
 def drop_unmeasured(logs: dict[str, Any], trained: int, validated: int) -> None:

@@ -307,6 +307,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         found = self.source.dump(self.table, MAX_SAVED_BYTES) if row_flow.saves_rows() else None
         if found is not None:
             store["keys"], store["rows"] = found
+            if self.takes_text is not None:  # nothing else tells it to a model of an own class
+                store["takes_text"] = np.array(self.takes_text)
             if (num_bytes := found[1].nbytes) > _WARNED_SHARE * MAX_SAVED_BYTES:
                 logger.warning(
                     "the rows of table %r take %d of the %d bytes that one file may have. Once it "
@@ -340,6 +342,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
                 f"{rows.shape[1]}; make the layer with dim={rows.shape[1]}"
             )
         self.bind(LoadedRows(keys, rows, self.settings))
+        if "takes_text" in store:
+            self.takes_text = bool(np.array(store["takes_text"]))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         """Return what TensorFlow saves of the layer; only a SavedModel with its rows has it."""
@@ -438,6 +442,26 @@ def _refusing_tables(save: Callable[..., Any]) -> Callable[..., Any]:
     return save_model_to_hdf5
 
 
+def _sharing_rows(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' load of what a file has, after which layers of one table share the file's rows.
+
+    A layer that several nested models call is several layers of a loaded model, and Keras gives
+    what the file has to the first of them alone.
+    """
+
+    @functools.wraps(load)
+    def load_state(saveable: Any, *args: Any, inner_path: str, **kwargs: Any) -> None:
+        is_whole = not inner_path and isinstance(saveable, keras.Model)
+        before = [(each, each.source) for each in embeddings_in(saveable)] if is_whole else []
+        load(saveable, *args, inner_path=inner_path, **kwargs)
+        loaded = {each.table: each.source for each, old in before if each.source is not old}
+        for layer, old in before:
+            if layer.source is old and layer.table in loaded:
+                layer.bind(loaded[layer.table])
+
+    return load_state
+
+
 keras.Model.make_test_function = keras_loops.making(
     keras.Model.make_test_function, "test_function", has_tables
 )
@@ -447,6 +471,8 @@ keras.Model.make_predict_function = keras_loops.making(
 keras.Model.predict = keras_loops.predicting(keras.Model.predict, has_tables)
 _hdf5 = keras.src.legacy.saving.legacy_h5_format
 _hdf5.save_model_to_hdf5 = _refusing_tables(_hdf5.save_model_to_hdf5)
+_files = keras.src.saving.saving_lib  # its one way of all files, copies and pickles
+_files._load_state = _sharing_rows(_files._load_state)
 _Archive = type(keras.export.ExportArchive())  # that of the backend
 _Archive.write_out = writing_out(_Archive.write_out)
 keras.Model.export = exporting(keras.Model.export, embeddings_in, MAX_SAVED_BYTES)
