@@ -117,7 +117,7 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
             sc: SparkContext or classic SparkSession.
             cluster_size: nodes in total, servers and evaluator included; one task slot each.
             num_ps: parameter servers among them; a worker must remain. 0: workers serve, in "sync".
-            ps: whose servers, those of "tfos" or "tensorflow" (docs/guides/native.md).
+            ps: "tfos", or "tensorflow", which needs a chief as well (docs/guides/native.md).
             tensorboard: run TensorBoard beside the chief.
             input_mode: SPARK: rows come by `train`. TENSORFLOW: main_fun reads its own data.
             queues: names of the feeds; `output` and `error` are accepted and carry no rows.

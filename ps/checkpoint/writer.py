@@ -373,6 +373,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
     gone: list[int] = []
+    # Newest first: a base goes after what adds to it, so a commit need only look at its own.
     for step in removed:
         if not set(steps).issuperset(steps_on_disk(storage)):
             break  # another saver of this job has committed: its step may add to any of these

@@ -94,6 +94,7 @@ def _worker(worker: Member, feed: str | None, *, is_in_epoch: bool) -> WorkerSam
     )
     if not is_in_epoch:
         return trained
+    has_epochs = feed is None and "epoch" in known  # a loop of main_fun may report none
     return replace(
         trained,
         loss=known.get("loss"),
@@ -101,7 +102,7 @@ def _worker(worker: Member, feed: str | None, *, is_in_epoch: bool) -> WorkerSam
         epoch_steps=known.get("epoch_steps", 0.0),
         epoch_s=known.get("epoch_s", 0.0),
         epoch_rows=known.get("epoch_rows", 0.0),
-        rows_per_epoch=known.get("rows_per_epoch", 0.0) if feed is None else 0.0,
+        rows_per_epoch=known.get("rows_per_epoch", 0.0) if has_epochs else 0.0,
     )
 
 

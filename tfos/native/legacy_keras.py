@@ -26,7 +26,7 @@ _TRUE = ("1", "true", "True")
 _PACKAGE = "tf_keras"
 _OPTIMIZERS = "tf_keras.src.optimizers"
 _OF_CALLBACKS = "_implements_train_batch_hooks"
-"""What Keras 2's `fit` asks each callback for, and Keras 3's have not."""
+"""What Keras 2's `fit` asks each callback for, and those of Keras 3 lack."""
 
 
 def prefer(environment: MutableMapping[str, str], modules: Mapping[str, ModuleType]) -> None:

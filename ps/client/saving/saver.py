@@ -430,4 +430,4 @@ def _forget_older(storage: Storage, options: SaveOptions, step: int) -> None:
     try:
         keep_newest(storage, options.keep, committed=step)
     except (CheckpointError, OSError) as error:
-        _logger.warning("older checkpoints in %s were not removed: %s", storage.where(), error)
+        _logger.warning("older checkpoints in %s were not all removed: %s", storage.where(), error)

@@ -934,6 +934,39 @@ def test_a_loaded_model_of_an_own_class_takes_ids_of_its_rows_kind_alone(tmp_pat
         assert cluster.manifest.tables[0].id_source == ("strings" if of_text else "integers")
 
 
+@keras.saving.register_keras_serializable("test_embedding")
+class Calls(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """A model of an own class that adds what some layers return."""
+
+    def __init__(self, parts=(), **options):
+        super().__init__(**options)
+        self.parts = list(parts)
+
+    def call(self, ids):
+        return sum(part(ids) for part in self.parts)
+
+    def get_config(self):
+        parts = [keras.saving.serialize_keras_object(part) for part in self.parts]
+        return super().get_config() | {"parts": parts}
+
+    @classmethod
+    def from_config(cls, config):
+        parts = [keras.saving.deserialize_keras_object(part) for part in config.pop("parts")]
+        return cls(parts, **config)
+
+
+def test_a_layer_of_several_models_of_own_classes_takes_ids_of_its_rows_kind_alone(tmp_path):
+    rows = Embedding(DIM, table="user")
+    model = Calls([Calls([rows]), Calls([rows])])
+    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=False)
+    ids, _ = data(BATCH)
+    model.fit(ids, np.ones((BATCH, 3, DIM)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    for part in keras.models.load_model(tmp_path / "model.keras").parts:
+        with pytest.raises(UnsupportedModel, match="have different rows"):
+            part(tf.constant(ids.astype(str)))
+
+
 def test_too_many_rows_for_one_file_are_refused_with_both_numbers(tmp_path):
     with serving() as cluster:
         model, _ = trained(cluster.contexts[0])

@@ -205,6 +205,21 @@ def test_an_evaluation_refuses_labels_that_its_loss_would_broadcast():
                 model.evaluate(dataset, verbose=0)
 
 
+def test_a_refused_evaluation_leaves_a_loop_of_the_programs_own_alone():
+    rows = [{"x": 1.0, "y": 1.0, "z": 3.0} for _ in range(4)]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with serving() as cluster:
+        ctx = cluster.contexts[0]
+        feed_epochs(ctx.feed_channel, [rows, rows], finish=True)
+        columns = ColumnRoles(feature_cols=["x"], label_cols=["y", "z"])
+        dataset = FeedDataset(ctx, 2, columns)
+        with pytest.raises(SettingsError, match="would compare all 2 labels"):
+            model.evaluate(dataset, verbose=0)
+        assert [len(y) for _, y in dataset] == [2]  # the rest of that epoch
+        assert [len(y) for _, y in dataset] == [2, 2]
+
+
 def test_progress_bar_and_evaluation_know_what_is_known(capsys):
     with serving() as cluster:
         ctx = cluster.contexts[0]

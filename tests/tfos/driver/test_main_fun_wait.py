@@ -215,6 +215,19 @@ def test_rows_of_further_epochs_do_not_count_for_the_slowest_workers_epoch():
     assert "the epoch ends" not in late
 
 
+def test_a_loop_without_epochs_behind_a_fit_counts_all_its_rows():
+    """It stood at the rows of the fit's epoch until main_fun returned."""
+    last = numbers(10.0, 1, 10, epoch_steps=9, epoch_s=1.0, epoch_rows=100)
+    own = {"at_s": 20.0, "epochs_begun": 2.0, "steps": 90.0, "rows": 900.0, "rows_per_epoch": 100.0}
+    played = wait(
+        False,
+        lambda it: it.beat(**last),
+        lambda it: it.beat(**own),
+        lambda it: it.tell(messages.Done()),
+    )
+    assert "  900 rows" in played.shown[-2]
+
+
 def beside_one_that_has_returned(after_epochs: int, rows: float) -> tuple[str, str]:
     """Return the line in the chief's third epoch, and once the chief has returned as well."""
     state, played = running(plan(2, 0)), Played(iter(()))

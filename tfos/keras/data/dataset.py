@@ -252,8 +252,9 @@ class BatchDataset(DataAdapter):  # type: ignore[misc]  # Keras has no types
         ready = self._heads.popleft()
         self.batches += 1
         self.rows += _num_rows(ready.values)
-        if self._unmatched is not None and self._matches(self._unmatched, ready.values):
-            self._unmatched = None
+        loop, self._unmatched = self._unmatched, None  # a loop that is refused is over
+        if loop is not None and not self._matches(loop, ready.values):
+            self._unmatched = loop
         if self._in_loop or self._in_own_loop:
             self._hand(ready)
         else:

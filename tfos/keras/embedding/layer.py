@@ -454,10 +454,11 @@ def _sharing_rows(load: Callable[..., Any]) -> Callable[..., Any]:
         is_whole = not inner_path and isinstance(saveable, keras.Model)
         before = [(each, each.source) for each in embeddings_in(saveable)] if is_whole else []
         load(saveable, *args, inner_path=inner_path, **kwargs)
-        loaded = {each.table: each.source for each, old in before if each.source is not old}
+        loaded = {each.table: each for each, old in before if each.source is not old}
         for layer, old in before:
             if layer.source is old and layer.table in loaded:
-                layer.bind(loaded[layer.table])
+                layer.bind(loaded[layer.table].source)
+                layer.takes_text = loaded[layer.table].takes_text
 
     return load_state
 
