@@ -157,7 +157,7 @@ def compare(endpoints: list[Endpoint], credentials: Credentials) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--consistency", choices=("async", "sync", "ssp"), default="async")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=64)

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 line = keras.models.load_model(sys.argv[1])
-print("2a - b at (2, 1):", float(line.predict(np.array([[2.0, 1.0]]), verbose=0)[0, 0]))
+print("2a + b at (2, 1):", float(line.predict(np.array([[2.0, 1.0]]), verbose=0)[0, 0]))
 """
 VERSIONS = """
 import json, platform
@@ -75,7 +75,7 @@ def run_commands(environment: Environment) -> None:
 
 
 def run_readme(environment: Environment) -> None:
-    """Run the README's program; the model that it exports has learnt 2a - b."""
+    """Run the README's program; the model that it exports has learnt 2a + b."""
     places(environment, environment.run([environment.python, "-c", PLACES]), 5)
     program = environment.directory / "readme.py"
     program.write_text(readme_program((ROOT / "README.md").read_text()))
@@ -84,8 +84,8 @@ def run_readme(environment: Environment) -> None:
     if not exported.is_file():
         raise SmokeFailed("the README's program wrote no line.keras")
     said = environment.run([environment.python, "-c", LOADED, str(exported)])
-    if abs(float(said.split()[-1]) - 3.0) > 0.5:
-        raise SmokeFailed(f"the README's program did not learn 2a - b, 3 at (2, 1): {said}")
+    if abs(float(said.split()[-1]) - 5.0) > 0.5:
+        raise SmokeFailed(f"the README's program did not learn 2a + b, 5 at (2, 1): {said}")
 
 
 def run_paths(environment: Environment) -> None:

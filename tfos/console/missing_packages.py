@@ -17,6 +17,8 @@ _EXTRAS = {
     "tf_keras": "native",
 }
 """Extra by module."""
+_OTHER_BACKENDS = ("jax", "openvino", "torch")
+"""What Keras imports if KERAS_BACKEND or its own file of settings says so."""
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'$")
 """Only at the end: what `tfos.keras` raises has the step already."""
 
@@ -44,10 +46,16 @@ def advice(error: str) -> str:
     Args:
         error: type and text of an exception, or its traceback.
     """
-    if not _MISSING.search(_last_line(error)):
+    found = _MISSING.search(_last_line(error))
+    if found is None:
         return ""
+    backend = (
+        ". If Keras imports it, set KERAS_BACKEND=tensorflow for driver and executors: tfos trains "
+        "on no other backend"
+    )
     return extra_advice(error) or (
-        ". The executors' Python does not find it: ship your own module by sc.addPyFile or "
+        (backend if found[1] in _OTHER_BACKENDS else "")
+        + ". The executors' Python does not find it: ship your own module by sc.addPyFile or "
         "--py-files, packages by --archives"
     )
 

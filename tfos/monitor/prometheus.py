@@ -55,7 +55,7 @@ FEED_COUNTERS: Fields = {
 }
 CLUSTER_GAUGES: Fields = {
     "cluster_running": ("is_running", "1 while the cluster runs"),
-    "cluster_lost_nodes": ("lost_nodes", "Workers that are lost while the others go on"),
+    "cluster_lost_nodes": ("lost_nodes", "Lost workers and evaluator, while others go on"),
 }
 
 

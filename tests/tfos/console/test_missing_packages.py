@@ -35,6 +35,8 @@ tfos.keras.Embedding
         ("pandas", r"pip install 'tfos[spark]' for"),
         ("keras.misspelt", "ship your own module by sc.addPyFile"),
         ("mylib", "ship your own module by sc.addPyFile"),
+        ("jax", "set KERAS_BACKEND=tensorflow"),
+        ("torch", "ship your own module by sc.addPyFile"),
     ],
 )
 def test_the_last_line_of_a_traceback_says_what_is_missing(module, step):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.smoke.checks import readme_program
 from tfos.keras.data.label_order import LabelOrder
 
+ROOT = Path(__file__).parents[4]
 BATCHES = st.integers(1, 512)
 
 
@@ -108,3 +112,24 @@ def test_memory_is_bounded_and_nan_raises_none():
     for _ in range(5000):
         assert not order.looks_sorted(np.full(100, np.nan))
     assert order._num_kept < 8192
+
+
+class Rows(list[Any]):
+    """Stands for an RDD, and for the SparkContext that makes one."""
+
+    def range(self, count: int) -> Rows:
+        return Rows(range(count))
+
+    def map(self, function: Callable[[Any], Any]) -> Rows:
+        return Rows(map(function, self))
+
+
+def test_the_rows_of_the_program_in_the_readme_raise_no_alarm():
+    program = readme_program((ROOT / "README.md").read_text())
+    lines = re.findall(r"^ *((?:points|rows) = .*)$", program, re.MULTILINE)
+    found: dict[str, Any] = {"sc": Rows()}
+    exec("\n".join(lines), found)
+    labels = np.array([label for _, label in found["rows"]])
+    assert len(labels) == 4096
+    assert len(set(labels)) > 2
+    assert alarm_of(labels, 32) is None
