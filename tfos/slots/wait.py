@@ -31,7 +31,8 @@ class SlotWait:
 
     Executors of YARN and Kubernetes register tens of seconds after the context exists, and a full
     queue may take minutes, so while configured executors are outstanding the limit is
-    `reservation_timeout_s`. Without a configured number
+    `reservation_timeout_s`. So it is while there is no executor at all: a standalone master may
+    queue the application behind others. With some, and without a configured number
     (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`, or
     `slot_wait_s` while fewer cores than `spark.cores.max` are there, or where that is not set and
     too few slots are there, busy or not: on a busy host, Java's start takes longer than the pause
@@ -100,7 +101,7 @@ class SlotWait:
                     "queue for why, raise reservation_timeout, or use fewer nodes."
                 )
             return None
-        if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
+        if now_s - max(self.started_s, self._outstanding_s) >= self._limit_s(offer) or (
             still_s >= self.config.slot_settle_s and not arriving
         ):
             advice = f"{_end_others(offer)}{self._advice(offer)}"
@@ -130,6 +131,11 @@ class SlotWait:
 
     def _advice(self, offer: Offer) -> str:
         """Return the next step: no setting changes the slots of a local master."""
+        if self._awaits_first(offer):
+            return (
+                f"None came within {self._limit_s(offer):.0f} s: see the cluster manager's page or "
+                "queue for why, or raise reservation_timeout."
+            )
         if self.master.startswith("local-cluster"):
             return "Use fewer nodes or raise the numbers in --master local-cluster[…]."
         if self.master.startswith("local"):
@@ -153,8 +159,17 @@ class SlotWait:
             )
         may_come = offer.may_grow_to(self.needs.num_slots) or offer.is_open
         if may_come and offer.fit(self.needs, is_idle=True) is None:
-            return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
+            return f" Waiting for more executors, {self._limit_s(offer):.0f} s at most"
         return ""
+
+    def _awaits_first(self, offer: Offer) -> bool:
+        """Return whether the application itself may still wait in the cluster manager's queue."""
+        return not offer.executors and not self.is_dynamic
+
+    def _limit_s(self, offer: Offer) -> float:
+        """Return the longest wait for executors of which none is promised."""
+        config = self.config
+        return config.reservation_timeout_s if self._awaits_first(offer) else config.slot_wait_s
 
 
 def _end_others(offer: Offer) -> str:
