@@ -58,6 +58,7 @@ from tfos.tensorflowonspark.params import (
     HasTensorboard,
     HasTFRecordDir,
     TFParams,
+    TFTypeConverters,
 )
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "TFEstimator",
     "TFModel",
     "TFParams",
+    "TFTypeConverters",
     "get_meta_graph_def",
     "single_node_env",
     "yield_batch",
