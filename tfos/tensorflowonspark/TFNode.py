@@ -28,7 +28,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
     return paths.absolute_path(path, default_fs=ctx.defaultFS, working_dir=ctx.working_dir)
 
 
-class ManagerFeed:
+class DataFeed:
     """Rows of a manager's feed; programs subclass it and override its methods.
 
     With `ctx.mgr` the rows and answers are those of `ctx.get_data_feed(...)`.
@@ -85,10 +85,6 @@ class ManagerFeed:
     def terminate(self) -> None:
         """Stop reading: unread and later rows are dropped."""
         self._feed.terminate()
-
-
-DataFeed = ManagerFeed
-"""TensorFlowOnSpark's name; a worker's own feed is feeding.receiver.data_feed.DataFeed."""
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> None:
