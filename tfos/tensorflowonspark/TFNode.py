@@ -28,16 +28,14 @@ def hdfs_path(ctx: Any, path: str) -> str:
     return paths.absolute_path(path, default_fs=ctx.defaultFS, working_dir=ctx.working_dir)
 
 
-class DataFeed:
-    """Rows of a manager's feed; programs subclass it and override its methods.
-
-    With `ctx.mgr` the rows and answers are those of `ctx.get_data_feed(...)`.
-
-    Attributes:
-        mgr: the manager.
-        train_mode: as given.
-        qname_in: as given.
-        qname_out: as given.
+def DataFeed(
+    mgr: Any,
+    train_mode: bool = True,
+    qname_in: str = "input",
+    qname_out: str = "output",
+    input_mapping: Mapping[str, str] | None = None,
+) -> Any:
+    """Return the feed of a manager; for `ctx.mgr` it is `ctx.get_data_feed(...)`.
 
     Args:
         mgr: `ctx.mgr`, or what TFManager.start returns.
@@ -46,45 +44,7 @@ class DataFeed:
         qname_out: name of the queue of results; no effect for `ctx.mgr`.
         input_mapping: column name to tensor name; batches are then dicts of lists.
     """
-
-    def __init__(
-        self,
-        mgr: Any,
-        train_mode: bool = True,
-        qname_in: str = "input",
-        qname_out: str = "output",
-        input_mapping: Mapping[str, str] | None = None,
-    ) -> None:
-        self.mgr = mgr
-        self.train_mode = train_mode
-        self.qname_in = qname_in
-        self.qname_out = qname_out
-        self._feed = mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
-
-    @property
-    def done_feeding(self) -> bool:
-        """Whether the end of the feed was read."""
-        return bool(self._feed.done_feeding)
-
-    def next_batch(self, batch_size: int) -> Any:
-        """Return up to `batch_size` rows; fewer, or none, at the end of the feed."""
-        return self._feed.next_batch(batch_size)
-
-    def next_arrays(self, batch_size: int) -> Any:
-        """Return the rows of `next_batch` as numpy arrays; only for `ctx.mgr`."""
-        return self._feed.next_arrays(batch_size)
-
-    def should_stop(self) -> bool:
-        """Return whether the end of the feed was read; the last batch may have been empty."""
-        return bool(self._feed.should_stop())
-
-    def batch_results(self, results: Any) -> None:
-        """Return one result per row of the last batch, in order."""
-        self._feed.batch_results(results)
-
-    def terminate(self) -> None:
-        """Stop reading: unread and later rows are dropped."""
-        self._feed.terminate()
+    return mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> None:

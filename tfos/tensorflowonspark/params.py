@@ -19,19 +19,10 @@ from tfos.spark.param_accessors import accessors, param
 from tfos.tensorflowonspark.namespace import Namespace
 
 
-class TFTypeConverters:
-    """Converter for Params that are dicts, which spark.ml lacks."""
-
-    @staticmethod
-    def toDict(value: Any) -> dict[str, str]:
-        """Return a dict of names.
-
-        Raises:
-            TypeError: it is no mapping.
-        """
-        if not isinstance(value, Mapping):
-            raise TypeError(f"a dict of names is needed, got {value!r} ({type(value).__name__})")
-        return {str(name): str(each) for name, each in value.items()}
+def _to_dict(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a dict of names is needed, got {value!r} ({type(value).__name__})")
+    return {str(name): str(each) for name, each in value.items()}
 
 
 def _to_mode(value: Any) -> InputMode:
@@ -100,9 +91,7 @@ class HasGraceSecs(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasInputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `input_mapping`: column of the DataFrame to name of the input."""
 
-    input_mapping = param(
-        "input_mapping", "column of the DataFrame to name of the input", TFTypeConverters.toDict
-    )
+    input_mapping = param("input_mapping", "column of the DataFrame to name of the input", _to_dict)
 
     setInputMapping, getInputMapping = accessors("input_mapping", dict[str, str])
 
@@ -136,9 +125,7 @@ class HasModelDir(Params):  # type: ignore[misc]  # pyspark is not checked
 class HasOutputMapping(Params):  # type: ignore[misc]  # pyspark is not checked
     """Has `output_mapping`: name of the output to column of the result."""
 
-    output_mapping = param(
-        "output_mapping", "name of the output to column of the result", TFTypeConverters.toDict
-    )
+    output_mapping = param("output_mapping", "name of the output to column of the result", _to_dict)
 
     setOutputMapping, getOutputMapping = accessors("output_mapping", dict[str, str])
 

@@ -58,7 +58,6 @@ from tfos.tensorflowonspark.params import (
     HasTensorboard,
     HasTFRecordDir,
     TFParams,
-    TFTypeConverters,
 )
 
 __all__ = [
@@ -86,7 +85,6 @@ __all__ = [
     "TFEstimator",
     "TFModel",
     "TFParams",
-    "TFTypeConverters",
     "get_meta_graph_def",
     "single_node_env",
     "yield_batch",

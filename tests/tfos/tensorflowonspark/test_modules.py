@@ -134,26 +134,6 @@ def test_a_feed_over_queues_ends_with_none():
     assert feed.should_stop()
 
 
-def test_a_program_overrides_the_methods_of_its_own_feed():
-    class Doubled(TFNode.DataFeed):
-        def next_batch(self, batch_size):
-            return [2 * row for row in super().next_batch(batch_size)]
-
-    made = manager(1, 2, 3, None)
-    feed = Doubled(made, train_mode=False)
-    assert isinstance(feed, TFNode.DataFeed)
-    assert (feed.mgr, feed.train_mode, feed.qname_in, feed.qname_out) == (
-        made, False, "input", "output",
-    )  # fmt: skip
-    assert feed.next_batch(2) == [2, 4]
-    feed.batch_results([20, 40])
-    assert [made.get_queue("output").get() for _ in range(2)] == [20, 40]
-    assert not feed.done_feeding
-    feed.terminate()
-    assert feed.should_stop()
-    assert feed.done_feeding
-
-
 def test_only_batches_of_inference_end_with_a_partition():
     rows = (1, 2, marker.EndPartition(), 3, None)
     assert TFNode.DataFeed(manager(*rows)).next_batch(4) == [1, 2, 3]
@@ -166,12 +146,6 @@ def test_columns_are_mapped_in_the_order_of_their_names():
     assert feed.next_batch(5) == {"x": [1, 3], "y": [2, 4]}
     with pytest.raises(SettingsError, match=r"has the columns \['a', 'b'\] under one name, 'x'"):
         TFNode.DataFeed(manager(), input_mapping={"b": "x", "a": "x"})
-
-
-def test_a_program_makes_params_of_its_own_that_are_dicts():
-    assert pipeline.TFTypeConverters.toDict({"col": "x"}) == {"col": "x"}
-    with pytest.raises(TypeError, match=r"a dict of names is needed, got \['x'\] \(list\)"):
-        pipeline.TFTypeConverters.toDict(["x"])
 
 
 def test_columns_may_share_a_name_that_train_fn_does_not_read():
