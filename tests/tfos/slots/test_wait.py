@@ -255,7 +255,7 @@ def test_the_first_executor_is_awaited_until_the_reservation_times_out():
     """A standalone master may queue the application; it promises no number of executors."""
     wait = replace(_wait(slot_wait_s=60.0, reservation_timeout_s=600.0), master="spark://h:7077")
     none = replace(_offer(), is_open=True)
-    assert wait.until(none) == " Waiting for more executors, 600 s at most"
+    assert wait.until(none) == " Waiting for the first executor, 600 s at most"
     assert _refused_at_s(wait, none, 60.0, 599.0, 600.0) == 600.0
     with pytest.raises(NotEnoughSlots, match="no executor has registered") as refused:
         wait.ready(none, 600.0)
@@ -263,6 +263,28 @@ def test_the_first_executor_is_awaited_until_the_reservation_times_out():
     assert "None came within 600 s: see the cluster manager's page or queue for why" in text
     assert "raise reservation_timeout" in text
     assert "fewer nodes" not in text
+
+
+@pytest.mark.fault("F18")
+def test_executors_that_register_after_a_late_first_one_are_awaited_from_then_on():
+    wait = replace(_wait(3, slot_wait_s=60.0), master="spark://h:7077")
+    none, one = replace(_offer(), is_open=True), replace(_offer(0), is_open=True)
+    assert _refused_at_s(wait, none, 0.0, 300.0) is None
+    assert _refused_at_s(wait, one, 300.1, 359.0, 360.0) == 360.0
+    assert wait.ready(replace(_offer(0, 0, 0), is_open=True), 360.1)
+
+
+def test_after_a_minute_without_an_executor_a_warning_says_where_to_look():
+    wait = _wait(reservation_timeout_s=600.0)
+    assert wait.held(_offer(), 59.0) == ""
+    assert wait.held(_offer(), 60.0) == (
+        "no executor has registered for 60 s: the cluster manager's page or queue shows why, such "
+        "as other applications that hold its cores or an executor that is larger than any host. It "
+        "is awaited for 600 s in all"
+    )
+    assert wait.held(_offer(0), 60.0) == ""
+    none = replace(_offer(expected=2), containers=0)
+    assert "for 60 s (for 2 YARN has given no container yet" in wait.held(none, 60.0)
 
 
 @pytest.mark.fault("F18")
