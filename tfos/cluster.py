@@ -313,8 +313,9 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
     ) -> RDD[Any] | DataFrame | DStream[Any]:
         """Return main_fun's results, one per row, in order, in a collection of the data's kind.
 
-        Lazy: each action on the result feeds the rows. Run it in this thread, the one that called
-        `reserve`, or a pyspark.InheritableThread of theirs: other threads have no credentials.
+        Lazy: each action on the result feeds the rows. Run it before `shutdown`, in this thread,
+        the one that called `reserve`, or a pyspark.InheritableThread of theirs: other threads have
+        no credentials.
         With `model` the answers are those of a saved model instead, which Spark's own tasks
         compute: see tfos.predict_column.
 

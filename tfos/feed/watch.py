@@ -122,13 +122,13 @@ class FeedWatch:
         return self._coordinator.wait(lambda state: happened(state) or _has_ended(state), _BLAME_S)
 
     def check_not_ending(self, call: FeedCall) -> None:
-        """Raise if the driver stops the cluster: workers that ended did not end by themselves.
+        """Raise if the cluster fails or is stopped: workers that ended did not all return.
 
         Raises:
             NodeFailedError, PhaseError: as `until`.
             FeedJobError: the call's user was interrupted.
         """
-        if self._coordinator.read(lambda state: state.is_ending):
+        if self._coordinator.read(lambda state: state.is_ending or _has_ended(state)):
             self._await_end(call)
             call.check_wanted()
             raise self._end()

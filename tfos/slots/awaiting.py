@@ -102,7 +102,8 @@ class _Shown:
         self._console = console
         self._lines = ProgressLines(console, time.monotonic)
         self._told: object = None
-        self._is_warned = False
+        self._warned: set[bool] = set()
+        """Of each warning, whether it was about the first executor."""
 
     def tell(self, offer: Offer, now_s: float) -> None:
         """Show what is new in this offer.
@@ -112,9 +113,10 @@ class _Shown:
             now_s: monotonic seconds.
         """
         wait, seen = self._wait, (len(offer.executors), offer.whereabouts)
-        if not self._is_warned and (held := wait.held(offer, now_s)):
+        is_first = not offer.executors
+        if is_first not in self._warned and (held := wait.held(offer, now_s)):
             self._console.warn(held)  # even if progress is not shown
-            self._is_warned = True
+            self._warned.add(is_first)
         if seen == self._told:
             known = (
                 f"{len(offer.executors)}{'' if offer.expected is None else f' of {offer.expected}'}"

@@ -17,7 +17,8 @@ from tfos.slots.placing import Fit, SlotNeeds
 from tfos.slots.resources import WORKER_NODES
 
 _TOLD_S = 60.0
-"""Seconds after which a fit that waits for occupied slots names their holders."""
+"""Seconds after which a wait without any executor tells where to look, and a fit that waits for
+occupied slots names their holders."""
 _ADVICE = "Use fewer nodes or raise --num-executors, spark.executor.cores or spark.cores.max."
 _OF_MASTER = (
     "Use fewer nodes, or start more workers of the standalone master: its page shows the cores and "
@@ -31,7 +32,8 @@ class SlotWait:
 
     Executors of YARN and Kubernetes register tens of seconds after the context exists, and a full
     queue may take minutes, so while configured executors are outstanding the limit is
-    `reservation_timeout_s`. Without a configured number
+    `reservation_timeout_s`. So it is while there is no executor at all: a standalone master may
+    queue the application behind others. From its first executor on, without a configured number
     (standalone), the offer and the claims of other clusters must not change for `slot_settle_s`, or
     `slot_wait_s` while fewer cores than `spark.cores.max` are there, or where that is not set and
     too few slots are there, busy or not: on a busy host, Java's start takes longer than the pause
@@ -88,17 +90,14 @@ class SlotWait:
         if offer.complete and not fits_idle:
             text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
             raise NotEnoughSlots(text)  # it would not fit even if others ended
-        if offer.outstanding:
+        is_awaited = self._awaits_first(offer) or offer.outstanding > 0
+        if is_awaited:
             self._outstanding_s = now_s
         if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
             return None
-        if offer.outstanding:
+        if is_awaited:
             if waited_s >= self.config.reservation_timeout_s:
-                raise NotEnoughSlots(
-                    f"{shortage(self.needs, offer)} {offer.outstanding} executors have not "
-                    f"registered within {waited_s:.0f} s{_known(offer)}: see the cluster manager's "
-                    "queue for why, raise reservation_timeout, or use fewer nodes."
-                )
+                raise NotEnoughSlots(f"{shortage(self.needs, offer)} {self._late(offer)}")
             return None
         if now_s - max(self.started_s, self._outstanding_s) >= self.config.slot_wait_s or (
             still_s >= self.config.slot_settle_s and not arriving
@@ -108,13 +107,21 @@ class SlotWait:
         return None
 
     def held(self, offer: Offer, now_s: float) -> str:
-        """Return the message of a long wait for occupied slots; "" if the wait is not long.
+        """Return the warning of a long wait for an executor or occupied slots; "": none is due.
 
         Args:
             offer: executors, slots and running tasks.
             now_s: monotonic seconds.
         """
-        if not self.config.shares_slots or not offer.busy or now_s - self.started_s < _TOLD_S:
+        waited_s = now_s - self.started_s
+        if not offer.executors and waited_s >= _TOLD_S:
+            return (
+                f"no executor has registered for {waited_s:.0f} s{_known(offer)}: the cluster "
+                "manager's page or queue shows why, such as other applications that hold its cores "
+                "or an executor that is larger than any host. It is awaited for "
+                f"{self.config.reservation_timeout_s:.0f} s in all"
+            )
+        if not self.config.shares_slots or not offer.busy or waited_s < _TOLD_S:
             return ""
         others = "See the running jobs in Spark's UI, and end those that do not end by themselves"
         if offer.running:
@@ -151,10 +158,28 @@ class SlotWait:
                 f"{_known(offer)}. Waiting for {offer.outstanding} more, "
                 f"{self.config.reservation_timeout_s:.0f} s at most"
             )
+        if self._awaits_first(offer):
+            limit_s = self.config.reservation_timeout_s
+            return f" Waiting for the first executor, {limit_s:.0f} s at most"
         may_come = offer.may_grow_to(self.needs.num_slots) or offer.is_open
         if may_come and offer.fit(self.needs, is_idle=True) is None:
             return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
         return ""
+
+    def _awaits_first(self, offer: Offer) -> bool:
+        """Return whether the application itself may still wait in the cluster manager's queue."""
+        return not offer.executors and not self.is_dynamic
+
+    def _late(self, offer: Offer) -> str:
+        """Return what has not come in time, and the next step."""
+        within = f"within {self.config.reservation_timeout_s:.0f} s{_known(offer)}"
+        see = "see the cluster manager's page or queue for why"
+        if not offer.outstanding:
+            return f"None came {within}: {see}, or raise reservation_timeout."
+        return (
+            f"{offer.outstanding} executors have not registered {within}: {see}, raise "
+            "reservation_timeout, or use fewer nodes."
+        )
 
 
 def _end_others(offer: Offer) -> str:

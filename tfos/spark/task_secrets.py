@@ -128,7 +128,7 @@ def taken(name: str) -> bytes:
     """Return a secret that was given to this task's job.
 
     Raises:
-        SettingsError: the thread that submitted the job does not have it.
+        SettingsError: the thread that submitted the job does not have it, or no more.
     """
     from pyspark import TaskContext
 
@@ -136,8 +136,9 @@ def taken(name: str) -> bytes:
     value = None if context is None else context.getLocalProperty(PREFIX + name)
     if value is None:
         raise SettingsError(
-            f"the job of this task has no credentials of {name}: another thread submitted it than "
-            "the one that called reserve(), inference() or rows(). Run the action in that thread, "
+            f"the job of this task has no credentials of {name}: the cluster is shut down, or "
+            "another thread submitted it than the one that called reserve(), inference() or "
+            "rows(). Results are computed by the action: run it before shutdown(), in that thread, "
             "or make the call in the thread that runs the action"
         )
     return base64.b64decode(value)

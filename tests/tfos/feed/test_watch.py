@@ -102,11 +102,17 @@ class Cluster:
         self.thread.start()
 
     def fail(self) -> None:
-        """Fail because of worker:0."""
+        """Fail because of worker:0; the others end at once."""
         node = NodeId("worker", 0, 0)
         failure = NodeFailure(node, "host", 1, "ZeroDivisionError", "the loss is gone")
-        self.coordinator.act(lambda state: state.fail(failure))
-        self.stop(lambda state: state.live())
+
+        def fail(state: ClusterState) -> list[Action]:
+            actions = state.fail(failure)
+            for member in state.live():
+                member.status = NodeStatus.ENDED
+            return actions
+
+        self.coordinator.act(fail)
 
     def jobs(self, feed: Callable[[FeedTask], list[FeedReport]]) -> ClusterFeeder:
         of_all = (self.coordinator, self.config, self.console)
@@ -155,6 +161,13 @@ def test_rows_that_do_not_fit_are_told_although_the_cluster_is_being_stopped(clu
 def test_an_epoch_that_finds_the_workers_stopped_is_no_empty_report(cluster):
     cluster.stop_workers()
     with pytest.raises(PhaseError, match="the cluster became CLOSED while it was fed"):
+        cluster.jobs(lambda task: []).train(REQUEST)
+
+
+def test_an_epoch_that_begins_as_the_cluster_has_failed_is_no_empty_report(cluster):
+    """train() found it running; every main_fun raised before the epoch had its workers."""
+    cluster.fail()
+    with pytest.raises(NodeFailedError, match="the loss is gone"):
         cluster.jobs(lambda task: []).train(REQUEST)
 
 

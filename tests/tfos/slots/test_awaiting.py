@@ -130,3 +130,17 @@ def test_a_fit_that_shows_nothing_warns_once_who_holds_its_slots():
     for now_s in (1.0, 59.0, 61.0, 62.0, 1e4):
         shown.tell(held, now_s)
     assert out.getvalue().count("end cluster abc by shutdown() (tfos stop --job abc)") == 1
+
+
+def test_a_wait_that_shows_nothing_warns_of_no_executor_once_and_later_of_held_slots():
+    out = io.StringIO()
+    coordinator: Any = SimpleNamespace(act=lambda decide: None)
+    wait = SlotWait(_needs(2), ClusterConfig(shares_slots=True), 0.0)
+    shown = awaiting._Shown(coordinator, wait, Console(stream=out, enabled=False))
+    for now_s in (1.0, 61.0, 62.0):
+        shown.tell(_offer(), now_s)
+    assert out.getvalue().count("no executor has registered for 61 s") == 1
+    assert "slots that tasks" not in out.getvalue()
+    for now_s in (63.0, 64.0):
+        shown.tell(_offer(4, slots=4), now_s)
+    assert out.getvalue().count("slots that tasks of this program hold") == 1

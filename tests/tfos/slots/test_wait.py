@@ -87,9 +87,9 @@ def test_executors_that_spark_makes_for_jobs_alone_are_asked_for_by_their_least_
 
 def test_dynamic_allocation_that_is_allowed_and_off_is_no_way_to_more_slots():
     wait = _wait(2, allow_dynamic=True)
-    wait.ready(_offer(), 0.0)
+    wait.ready(_offer(0), 0.0)
     with pytest.raises(NotEnoughSlots, match=r"raise --num-executors") as refused:
-        wait.ready(_offer(), 1e6)
+        wait.ready(_offer(0), 1e6)
     assert "dynamicAllocation" not in str(refused.value)
 
 
@@ -251,11 +251,46 @@ def test_without_a_promise_the_offer_must_stand_still_for_some_seconds():
 
 
 @pytest.mark.fault("F18")
-def test_without_any_executor_the_wait_is_long():
-    wait = _wait()
-    assert not wait.ready(_offer(), 30.0)
-    with pytest.raises(NotEnoughSlots, match="no executor has registered"):
-        wait.ready(_offer(), 60.0)
+def test_the_first_executor_is_awaited_until_the_reservation_times_out():
+    """A standalone master may queue the application; it promises no number of executors."""
+    wait = replace(_wait(slot_wait_s=60.0, reservation_timeout_s=600.0), master="spark://h:7077")
+    none = replace(_offer(), is_open=True)
+    assert wait.until(none) == " Waiting for the first executor, 600 s at most"
+    assert _refused_at_s(wait, none, 60.0, 599.0, 600.0) == 600.0
+    with pytest.raises(NotEnoughSlots, match="no executor has registered") as refused:
+        wait.ready(none, 600.0)
+    text = str(refused.value)
+    assert "None came within 600 s: see the cluster manager's page or queue for why" in text
+    assert "raise reservation_timeout" in text
+    assert "fewer nodes" not in text
+
+
+@pytest.mark.fault("F18")
+def test_executors_that_register_after_a_late_first_one_are_awaited_from_then_on():
+    wait = replace(_wait(3, slot_wait_s=60.0), master="spark://h:7077")
+    none, one = replace(_offer(), is_open=True), replace(_offer(0), is_open=True)
+    assert _refused_at_s(wait, none, 0.0, 300.0) is None
+    assert _refused_at_s(wait, one, 300.1, 359.0, 360.0) == 360.0
+    assert wait.ready(replace(_offer(0, 0, 0), is_open=True), 360.1)
+
+
+def test_after_a_minute_without_an_executor_a_warning_says_where_to_look():
+    wait = _wait(reservation_timeout_s=600.0)
+    assert wait.held(_offer(), 59.0) == ""
+    assert wait.held(_offer(), 60.0) == (
+        "no executor has registered for 60 s: the cluster manager's page or queue shows why, such "
+        "as other applications that hold its cores or an executor that is larger than any host. It "
+        "is awaited for 600 s in all"
+    )
+    assert wait.held(_offer(0), 60.0) == ""
+    none = replace(_offer(expected=2), containers=0)
+    assert "for 60 s (for 2 YARN has given no container yet" in wait.held(none, 60.0)
+
+
+@pytest.mark.fault("F18")
+def test_a_first_executor_that_spark_makes_for_jobs_alone_is_not_awaited_as_long():
+    wait = replace(_wait(slot_wait_s=60.0, reservation_timeout_s=600.0), is_dynamic=True)
+    assert _refused_at_s(wait, _offer(), 59.0, 60.0) == 60.0
 
 
 @pytest.mark.fault("F18")
