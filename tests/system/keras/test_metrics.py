@@ -239,6 +239,23 @@ def test_rows_that_all_workers_share_are_counted_once():
     assert own.values([states] * 3) == {"missed": 6.0, "val_missed": 2.0}
 
 
+class Counted(Misses):
+    """As in Keras' documentation of custom metrics: the result is the variable itself."""
+
+    def result(self):
+        return self.count
+
+
+def test_a_result_that_is_a_variable_is_that_of_all_rows():
+    first, second = Counted(), Counted()
+    first.update_state(np.array([[1]]), np.array([[0.0]]))
+    second.update_state(np.array([[1], [0]]), np.array([[0.0], [1.0]]))
+    own = epoch_metrics(first)
+    states = [own.states(logs_of(first)), epoch_metrics(second).states(logs_of(second))]
+    assert own.values(states) == {"misses": 3.0}
+    assert float(first.count) == 1
+
+
 def test_a_log_that_is_not_the_metrics_value_is_left_alone():
     """A `train_step` of the user's may return another loss than the tracker's."""
     tracker = keras.metrics.Mean(name="loss")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import msgspec
 import numpy as np
 from keras.src.trainers.compile_utils import CompileMetrics
@@ -293,12 +294,17 @@ def _by_worker(metric: Any, states: Sequence[MetricState]) -> list[np.ndarray] |
 
 
 def _result(metric: Any, variables: Sequence[np.ndarray]) -> Any:
-    import tensorflow as tf
+    own = zip(metric.variables, variables, strict=True)
+    given = [
+        (variable, keras.ops.array(value.astype(variable.numpy().dtype))) for variable, value in own
+    ]
+    with keras.StatelessScope(state_mapping=given):
+        # If `result` returns a variable, it has the value over all workers only in here.
+        return keras.tree.map_structure(_value, metric.result())
 
-    own = zip(variables, metric.variables, strict=True)
-    return metric.stateless_result(
-        [tf.constant(value.astype(variable.numpy().dtype)) for value, variable in own]
-    )
+
+def _value(result: Any) -> Any:
+    return result.value if isinstance(result, keras.Variable) else result
 
 
 def _is_logged(value: Any, logged: Any) -> bool:
