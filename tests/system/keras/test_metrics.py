@@ -25,6 +25,8 @@ from tfos.keras.fit.metric_states import (
     uncommon,
 )
 
+tf = pytest.importorskip("tensorflow")
+
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 X, Y = blobs(150)
@@ -246,12 +248,24 @@ class Counted(Misses):
         return self.count
 
 
-def test_a_result_that_is_a_variable_is_that_of_all_rows():
-    first, second = Counted(), Counted()
+class Named(Misses):
+    def result(self):
+        return {"misses": self.count}
+
+
+class Compiled(Misses):
+    @tf.function(jit_compile=True)
+    def result(self):
+        return self.count * 1
+
+
+@pytest.mark.parametrize("kind", [Counted, Named, Compiled])
+def test_a_result_that_is_a_variable_or_compiled_is_that_of_all_rows(kind):
+    first, second = kind(), kind()
     first.update_state(np.array([[1]]), np.array([[0.0]]))
     second.update_state(np.array([[1], [0]]), np.array([[0.0], [1.0]]))
     own = epoch_metrics(first)
-    states = [own.states(logs_of(first)), epoch_metrics(second).states(logs_of(second))]
+    states = [own.states({"misses": 1.0}), epoch_metrics(second).states({"misses": 2.0})]
     assert own.values(states) == {"misses": 3.0}
     assert float(first.count) == 1
 
