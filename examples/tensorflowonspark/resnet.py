@@ -64,7 +64,9 @@ def main_fun(argv, ctx):
 
 
 def main():
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cluster_size", type=int, default=2)
     parser.add_argument("--num_ps", type=int, default=1)
     args, others = parser.parse_known_args()

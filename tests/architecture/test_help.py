@@ -59,6 +59,11 @@ def test_a_program_of_the_scripts_says_what_it_does(name: str):
     assert {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*.md")} == before
 
 
+def test_an_example_that_hands_flags_on_keeps_help_to_itself():
+    text = helped(sys.executable, "examples/tensorflowonspark/resnet.py", "--help")
+    assert "examples/tensorflowonspark/resnet.py" in text
+
+
 def test_the_list_of_benchmarks_goes_where_it_was_asked_for():
     listed = helped(str(ROOT / "scripts" / "bench"), "--help")
     assert "  end_to_end    How long does a small training take" in listed

@@ -25,6 +25,8 @@ from tfos.keras.fit.metric_states import (
     uncommon,
 )
 
+tf = pytest.importorskip("tensorflow")
+
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(110)]
 
 X, Y = blobs(150)
@@ -237,6 +239,35 @@ def test_rows_that_all_workers_share_are_counted_once():
     own = epoch_metrics(metric, is_shared=True)
     states = own.states(logs_of(metric) | logs_of(metric, "val_"))
     assert own.values([states] * 3) == {"missed": 6.0, "val_missed": 2.0}
+
+
+class Counted(Misses):
+    """As in Keras' documentation of custom metrics: the result is the variable itself."""
+
+    def result(self):
+        return self.count
+
+
+class Named(Misses):
+    def result(self):
+        return {"misses": self.count}
+
+
+class Compiled(Misses):
+    @tf.function(jit_compile=True)
+    def result(self):
+        return self.count * 1
+
+
+@pytest.mark.parametrize("kind", [Counted, Named, Compiled])
+def test_a_result_that_is_a_variable_or_compiled_is_that_of_all_rows(kind):
+    first, second = kind(), kind()
+    first.update_state(np.array([[1]]), np.array([[0.0]]))
+    second.update_state(np.array([[1], [0]]), np.array([[0.0], [1.0]]))
+    own = epoch_metrics(first)
+    states = [own.states({"misses": 1.0}), epoch_metrics(second).states({"misses": 2.0})]
+    assert own.values(states) == {"misses": 3.0}
+    assert float(first.count) == 1
 
 
 def test_a_log_that_is_not_the_metrics_value_is_left_alone():

@@ -171,10 +171,11 @@ class EpochMetrics:
         found: dict[str, Any] = {}
         for name, states in _exact(reports).items():
             prefix, known = self._find(name)
-            result = None if known is None else _combined(known.metric, states)
-            if known is not None and result is not None:
-                values = _flat(known.name, result)
-                found |= {prefix + key: _plain(value) for key, value in values.items()}
+            workers = None if known is None else _by_worker(known.metric, states)
+            if known and workers is not None:
+                over = np.mean if states[0].is_shared else np.sum
+                values = _values(known, [over(each, axis=0) for each in workers])
+                found |= {prefix + key: value for key, value in values.items()}
         return found
 
     def unshared(self, reports: Iterable[MetricStates]) -> dict[str, tuple[Any, Any]]:
@@ -198,11 +199,11 @@ class EpochMetrics:
         found: dict[str, tuple[Any, Any]] = {}
         for prefix, known, workers in shared:
             means, sums = (
-                _flat(known.name, _result(known.metric, [over(each, axis=0) for each in workers]))
+                _values(known, [over(each, axis=0) for each in workers])
                 for over in (np.mean, np.sum)
             )
-            for key in sums:
-                mean, total = _plain(means[key]), _plain(sums[key])
+            for key, total in sums.items():
+                mean = means.get(key, np.nan)
                 if not np.allclose(mean, total, rtol=1e-3, equal_nan=True):
                     found[prefix + key] = mean, total
         return found
@@ -270,15 +271,6 @@ def _exact(reports: Iterable[MetricStates]) -> dict[str, list[MetricState]]:
     return found
 
 
-def _combined(metric: Any, states: Sequence[MetricState]) -> Any:
-    """Return the metric's value over all workers; None if the variables' sizes differ."""
-    workers = _by_worker(metric, states)
-    if workers is None:
-        return None
-    over = np.mean if states[0].is_shared else np.sum
-    return _result(metric, [over(each, axis=0) for each in workers])
-
-
 def _by_worker(metric: Any, states: Sequence[MetricState]) -> list[np.ndarray] | None:
     """Return each variable of all workers, [worker, ...]; None if their sizes differ."""
     found = []
@@ -292,13 +284,25 @@ def _by_worker(metric: Any, states: Sequence[MetricState]) -> list[np.ndarray] |
     return found
 
 
-def _result(metric: Any, variables: Sequence[np.ndarray]) -> Any:
-    import tensorflow as tf
+def _values(measured: Measured, variables: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return the metric's values with these variables, by name in the logs.
 
-    own = zip(variables, metric.variables, strict=True)
-    return metric.stateless_result(
-        [tf.constant(value.astype(variable.numpy().dtype)) for value, variable in own]
-    )
+    The variables are assigned: a `result` that is compiled reads the metric's own, also in Keras'
+    StatelessScope. A result may be a variable, so it is read before that has its own value again.
+    """
+    metric = measured.metric
+    own = [variable.numpy() for variable in metric.variables]
+    try:
+        _assign(metric, variables)
+        values = _flat(measured.name, metric.result())
+        return {key: _plain(value) for key, value in values.items() if value is not None}
+    finally:
+        _assign(metric, own)
+
+
+def _assign(metric: Any, values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(metric.variables, values, strict=True):
+        variable.assign(value.astype(variable.numpy().dtype))
 
 
 def _is_logged(value: Any, logged: Any) -> bool:
