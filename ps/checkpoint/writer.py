@@ -324,7 +324,14 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
 
 def _check_written(storage: Storage, directory: str, shard: ShardRecord) -> None:
     name = f"{directory}/{shard.file_name}"
-    size = storage.size(name)
+    try:
+        size = storage.size(name)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"cannot commit: ps:{shard.rank} has written {storage.where(name)}, which this host "
+            f"does not have. Every host must see the same files in {storage.where()}: name a "
+            "directory on a file system that all hosts share"
+        ) from error
     if size != shard.nbytes:
         raise CheckpointError(
             f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"
