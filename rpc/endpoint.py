@@ -84,18 +84,6 @@ def advertised_host() -> str:
     return _routed(socket.AF_INET) or _routed(socket.AF_INET6) or "127.0.0.1"
 
 
-def is_own_name(host: str, address: str) -> bool:
-    """Whether a name has this address only where it is looked up, as Debian's 127.0.1.1 of a host.
-
-    Other hosts know the name by an address that they can reach.
-
-    Args:
-        host: the name, or an address.
-        address: what it leads to here.
-    """
-    return host not in (address, "localhost") and is_loopback(address)
-
-
 def is_wildcard(host: str) -> bool:
     """Whether a socket that is bound to this listens at all addresses of the host."""
     return host in ("", "0.0.0.0", "::")

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rpc.endpoint import is_own_name, is_wildcard
+from rpc.endpoint import is_loopback, is_wildcard
 from tfos.errors import SettingsError
 from tfos.spark.facts import SparkFacts
 
@@ -104,7 +104,9 @@ def _address_here(host: str) -> str:
         found = _bound(host)
     except OSError:
         return ""
-    return "" if is_own_name(host, found) else found
+    # Debian gives a host's own name the address 127.0.1.1, which other hosts do not have.
+    is_own_name = host not in (found, "localhost") and is_loopback(found)
+    return "" if is_own_name else found
 
 
 def _is_elsewhere(host: str) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc.endpoint import advertised_host, is_own_name, is_wildcard
+from rpc.endpoint import is_wildcard
 from rpc.linux_calls import memfd_create, pidfd_open
 from rpc.transport.listen import short_temporary_directory
 from tfos.control.messages import DRIVER_EXECUTOR
@@ -245,12 +245,7 @@ def _advertised_host(hostname: str, *, loopback: bool) -> str:
     local_ip, hostname = (each.strip("[]") for each in (os.environ.get(_LOCAL_IP, ""), hostname))
     if is_wildcard(local_ip):  # an address to bind; on another host it means that host
         local_ip = ""
-    host = local_ip or hostname or socket.getfqdn()
-    with contextlib.suppress(OSError):  # a name that is not known: binding to it tells why
-        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-        if is_own_name(host, address):  # bound to that, no other host would reach this node
-            return advertised_host()
-    return host
+    return local_ip or hostname or socket.getfqdn()
 
 
 def _scratch_dir() -> str:
