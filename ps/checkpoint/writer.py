@@ -328,9 +328,9 @@ def _check_written(storage: Storage, directory: str, shard: ShardRecord) -> None
         size = storage.size(name)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"cannot commit: ps:{shard.rank} has written {storage.where(name)}, which this host "
-            f"does not have. Every host must see the same files in {storage.where()}: name a "
-            "directory on a file system that all hosts share"
+            f"cannot commit: {storage.where(name)}, which ps:{shard.rank} has written, is not "
+            f"there for this host: hosts do not share {storage.where()}, or something removed the "
+            "file. Name a directory on a file system that all hosts share"
         ) from error
     if size != shard.nbytes:
         raise CheckpointError(
