@@ -324,7 +324,14 @@ def check_whole(storage: Storage, checkpoint: Checkpoint) -> None:
 
 def _check_written(storage: Storage, directory: str, shard: ShardRecord) -> None:
     name = f"{directory}/{shard.file_name}"
-    size = storage.size(name)
+    try:
+        size = storage.size(name)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"cannot commit: {storage.where(name)}, which ps:{shard.rank} has written, is not "
+            f"there for this host: hosts do not share {storage.where()}, or something removed the "
+            "file. Name a directory on a file system that all hosts share"
+        ) from error
     if size != shard.nbytes:
         raise CheckpointError(
             f"{storage.where(name)} has {size} bytes, its server wrote {shard.nbytes}"

@@ -339,7 +339,7 @@ def _overdue(call: OutgoingCall, error: DeadlineExceeded) -> RequestTimeout:
         lossy = f", or the network loses packets: an earlier try ended with: {cut}"
     text = (
         f"{call.link.name} gave no answer within {call.left_s:.1f} s ({error}); it is frozen or "
-        f"overloaded: look at its log, or raise timeout_s{lossy}"
+        f"overloaded, or the network is slow: look at its log, or raise timeout_s{lossy}"
     )
     return RequestTimeout(text, {"server": str(call.link.server)})
 
@@ -402,6 +402,6 @@ def check_reached(call: OutgoingCall, begun_s: float, reconnect_s: float) -> Non
     )
     raise ServerGone(
         f"{call.link.name} could not be reached for {reconnect_s:g} s{why}; the last attempt: "
-        f"{call.link.last_failure}; is the process alive?",
+        f"{call.link.last_failure}; is the process alive, and does this host reach that port?",
         {"server": str(call.link.server)},
     )

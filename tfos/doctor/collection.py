@@ -215,10 +215,12 @@ def _gpus(_: CollectRequest) -> Facts:
 
 def _ports(request: CollectRequest) -> Facts:
     """Try what servers do: listen on any port of their address, and be reached there."""
+    from rpc.endpoint import is_loopback
     from rpc.limits import Limits
     from rpc.transport.listen import bound_tcp
 
-    found = {}
+    found: dict[str, int] = {}
+    hidden = ""
     # The name of the driver's host elsewhere may not be an address that it can bind.
     own = _place(request)["host"] if request.is_executor else request.bound or request.host
     for host in dict.fromkeys(("127.0.0.1", own or "127.0.0.1")):
@@ -226,7 +228,9 @@ def _ports(request: CollectRequest) -> Facts:
             address = listener.getsockname()[:2]
             socket.create_connection(address, CONNECT_S).close()
         found[host] = int(address[1])
-    return {"listened": found}
+        if is_loopback(address[0]) and not is_loopback(host) and _has_others(request):
+            hidden = f"{address[0]}, where {host} leads on this host"
+    return {"listened": found, "hidden": hidden}
 
 
 def _names(request: CollectRequest) -> Facts:
@@ -264,8 +268,17 @@ def _misleads(name: str, address: str, request: CollectRequest) -> bool:
     """Whether the name of another host leads to this one, as Debian's 127.0.1.1 does."""
     if request.is_loopback or not address.startswith("127."):
         return False
-    own = (_place(request)["host"], socket.gethostname(), socket.getfqdn(), "localhost")
-    return name not in (address, *own)
+    return name not in (address, *_own_names(request))
+
+
+def _has_others(request: CollectRequest) -> bool:
+    """Whether this is an executor, and others are on other hosts; the driver may be here."""
+    return request.is_executor and not _own_names(request) >= {*request.names} - {request.host}
+
+
+def _own_names(request: CollectRequest) -> set[str]:
+    """Return what this host is called here."""
+    return {_place(request)["host"], socket.gethostname(), socket.getfqdn(), "localhost"}
 
 
 def _kernels(_: CollectRequest) -> Facts:

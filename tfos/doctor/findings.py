@@ -297,7 +297,16 @@ def _clock(fact: Facts, _: Beside) -> Iterator[Finding]:
 
 
 def _ports(fact: Facts, _: Beside) -> Iterator[Finding]:
-    yield Finding("ports", Level.OK, f"free ones on {', '.join(fact['listened'])}")
+    if not fact["hidden"]:
+        yield Finding("ports", Level.OK, f"free ones on {', '.join(fact['listened'])}")
+        return
+    yield Finding(
+        "ports",
+        Level.PROBLEM,
+        f"nodes listen at {fact['hidden']}: other hosts do not reach them",
+        "set SPARK_LOCAL_IP to an address of this host that others reach, or give its name that "
+        "address in /etc/hosts",
+    )
 
 
 def _names(fact: Facts, _: Beside) -> Iterator[Finding]:

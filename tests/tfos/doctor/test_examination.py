@@ -239,6 +239,30 @@ def test_ports_are_tried_where_a_server_of_the_driver_listens(where):
     assert list(found["listened"]) == list(dict.fromkeys(("127.0.0.1", [*where.values()][-1])))
 
 
+@pytest.mark.parametrize(
+    ("own", "names", "is_hidden"),
+    [
+        ("host-a", ("driver", "host-b", "host-a"), True),
+        ("host-a", ("driver", "host-a"), False),  # no executor is elsewhere
+        ("127.0.1.1", ("driver", "host-b"), False),  # meant as it is
+        ("localhost", ("driver", "host-b"), False),
+    ],
+)
+def test_an_executor_that_listens_where_no_other_reaches_it_is_told(
+    monkeypatch, own, names, is_hidden
+):
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        "socket.getaddrinfo",
+        lambda host, *args, **named: real({"host-a": "127.0.1.1"}.get(host, host), *args, **named),
+    )
+    place = {"host": own, "executor_id": "1", "hostname": "host-a"}
+    monkeypatch.setattr(collection, "_place", lambda _: place)
+    request = CollectRequest(checks=("ports",), is_executor=True, host="driver", names=names)
+    hidden = collect(request)["ports"]["hidden"]
+    assert hidden == ("127.0.1.1, where host-a leads on this host" if is_hidden else "")
+
+
 def is_let_in(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), 5.0) as connection:

@@ -33,7 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "/dev/shm": {"total_mib": 1024, "free_mib": 1024, "is_writable": True, "unshared": ""},
     "gpus": {"gpus": ["0 NVIDIA H100, 512 of 81559 MB used"], "held": []},
-    "ports": {"listened": {"127.0.0.1": 1, "10.0.0.2": 2}},
+    "ports": {"listened": {"127.0.0.1": 1, "10.0.0.2": 2}, "hidden": ""},
     "names": NAMES,
     "kernels": {
         "ps": {"path": "/cache/kernels-1", "is_kept": True, "num_kernels": 40},
@@ -166,6 +166,7 @@ def changed(name: str, **fields: Any) -> dict[str, Any]:
         ("gpus", {"failed": "nvidia-smi ended with 9"}, "warning", "ended with 9", "driver"),
         ("gpus", changed("gpus", held=["0 by pid 9 (x)"]), "warning", "0 by pid 9", "busy_gpus"),
         ("ports", {"error": "OSError: x"}, "problem", "OSError", "SPARK_LOCAL_IP"),
+        ("ports", changed("ports", hidden="127.0.1.1"), "problem", "at 127.0.1.1:", "/etc/hosts"),
         (
             "names",
             {**NAMES, "failed": {"h9": "unknown"}},
@@ -219,6 +220,7 @@ def test_each_check(check, fact, level, text, step):
     [
         ("packages", {**PACKAGES, "numpy": "2.0.0"}),
         ("packages", {"tfos": "0.1.0"}),
+        ("ports", changed("ports", hidden="127.0.1.1")),
         ("names", {**NAMES, "failed": {"h9": "unknown"}}),
         ("names", {**NAMES, "misled": ["h1"]}),
         ("names", {**NAMES, "untried": ["h7"]}),

@@ -22,7 +22,11 @@ def silence_of(member: Member, config: ClusterConfig, now_s: float) -> str:
     closed_s = now_s - member.stream_lost_s if member.stream_lost_s is not None else 0.0
     # A heartbeat since then shows a supervisor whose connection is about to return.
     if min(closed_s, silent_s) > config.reconnect_s:
-        return f"its supervisor ended: connection closed {closed_s:.1f} s ago"
+        limit_s = f"limit {config.reconnect_s:g} s"
+        return (
+            f"connection closed {closed_s:.1f} s ago ({limit_s}): its supervisor ended, or it was "
+            "cut off from the driver"
+        )
     if silent_s > config.hang_s:
         limit_s = f"limit {config.hang_s:.0f} s"
         return f"no heartbeat for {silent_s:.1f} s ({limit_s}): frozen or cut off from the driver"

@@ -433,7 +433,7 @@ def _silent_while_starting(*, listens: bool) -> ClusterState:
             _cut(state, name, NOW)
             (warning,) = state.on_tick(NOW + 4)
             assert isinstance(warning, Warn)
-            assert "its supervisor ended: connection closed 4.0 s ago" in warning.text
+            assert "connection closed 4.0 s ago (limit 3 s): its supervisor ended" in warning.text
             assert "it goes on if it is heard again" in warning.text
         state.members[name].heard_s = NOW + 4
     assert [each.name for each in state.missing()] == ["worker:0"]
