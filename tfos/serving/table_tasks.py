@@ -90,8 +90,6 @@ class LoadTask:
         with self.servers.connected() as client:
             specs = {spec.name: spec for spec in client.manifest.tables}
             for batch in batches:
-                if not batch.num_rows:
-                    continue
                 named = batch.column(0)
                 ids = _ids(named, specs[self.table])
                 rows = _rows(batch.column(1), specs[self.table], named)
