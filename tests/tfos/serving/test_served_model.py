@@ -473,13 +473,14 @@ def test_ids_that_deltas_have_removed_read_as_the_newest_vector_of_unseen_ids(tm
     def table(unseen: float) -> TableSpec:
         return TableSpec(name="user", dim=4, rule=Add(), unseen=(unseen,) * 4)
 
-    def refresh(number: int, rows: dict[int, float | None], unseen: float) -> None:
-        states = {"state": f"s{number}", "base": f"s{number - 1}" if number > 1 else "first"}
-        write_export(tmp_path / f"{number}", rows, spec=table(unseen), **states)
-        served.refresh(tmp_path / f"{number}")
-
     write_export(tmp_path / "e", ROWS, spec=table(7.0))
     served = serve(tmp_path / "e", cache)
+
+    def refresh(number: int, rows: dict[int, float | None], unseen: float) -> None:
+        path, spec = tmp_path / f"{number}", table(unseen)
+        write_export(path, rows, state=f"s{number}", base=served.state, spec=spec)
+        served.refresh(path)
+
     refresh(1, {1: None, 2: 22.0}, 7.0)
     assert values(served.lookup("user", [1, 2, 3, 999])) == [7.0, 22.0, 3.0, 7.0]
     refresh(2, {3: None}, 8.0)  # the program that goes on has another one
