@@ -1,7 +1,8 @@
-"""What the task of each node is given: its own keys, and main_fun where it runs. No Spark."""
+"""What the task of each node is given: its keys, main_fun where it runs, its place. No Spark."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ from cryptography import x509
 from rpc.auth.certificates import peer_uri
 from tests.support.nodes import node_settings
 from tfos.control.authority import ClusterAuthority
-from tfos.driver.node_jobs import NodeKeys
+from tfos.driver.node_jobs import NodeJobs, NodeKeys
 from tfos.node.spec import NodeBundle
+from tfos.node.task import NodeTask
+from tfos.slots.profiles import GroupProfile, NodePlaces, RoleProfiles
+from tfos.slots.resources import WORKER_NODES
+from tfos.spark.shares import NodeShare
 from tfos.topology import Plan, plan
 
 SECRET, MAIN_FUN = b"S" * 32, b"main_fun and its arguments"
@@ -84,3 +89,65 @@ def test_a_certificate_names_the_roles_that_its_node_has_alone(made, peers):
     assert {name: peers_of(each) for name, each in found.items()} == {
         name: [peer_uri(peer) for peer in each] for name, each in peers.items()
     }
+
+
+class Asked:
+    """What Spark is asked for: an RDD of nodes and its job, which ends at once."""
+
+    def __init__(self) -> None:
+        self.bundles: list[NodeBundle] = []
+        self.places: list[str] = []
+        self.tasks: list[NodeTask] = []
+
+    def node_rdd(self, _: Any, bundles: list[NodeBundle], places: list[str]) -> Asked:
+        self.bundles, self.places = bundles, places
+        return self
+
+    def mapPartitionsWithIndex(self, task: NodeTask) -> Asked:
+        self.tasks.append(task)
+        return self
+
+    def withResources(self, _: Any) -> Asked:
+        return self
+
+    def collect(self) -> list[Any]:
+        return []
+
+
+LOCATIONS = {"ps:0": "executor_a_0", "worker:0": "executor_b_1", "worker:1": "executor_b_2"}
+
+
+@pytest.mark.parametrize(
+    ("role", "hold", "first_attempt", "stays", "places"),
+    [
+        ("ps", False, 0, True, ["executor_a_0"]),
+        ("workers", False, 0, False, ["executor_b_1", "executor_b_2"]),
+        ("workers", True, 0, True, ["executor_b_1", "executor_b_2"]),
+        ("workers", False, 100, False, ["", ""]),
+    ],
+)
+def test_servers_keep_their_slots_and_who_is_started_again_goes_anywhere(
+    monkeypatch, role, hold, first_attempt, stays, places
+):
+    """A server whose task returns would share its cores with feed tasks, and its place is full."""
+    made, asked = plan(3, 1), Asked()
+    monkeypatch.setattr("tfos.driver.node_jobs.node_rdd", asked.node_rdd)
+    threads = GroupProfile(NodeShare(2, 0.5), threads=2)
+    profiles = RoleProfiles(NodeShare(1, 0.0), {WORKER_NODES: threads})
+    needs: Any = None
+    jobs = NodeJobs(
+        None,
+        SimpleNamespace(),  # type: ignore[arg-type]  # a job that ends well tells nobody
+        NodeKeys(ClusterAuthority("c"), SECRET),
+        node_settings(num_workers=2),
+        places=NodePlaces(profiles, needs, LOCATIONS, {}),
+        on_cancel=bool,
+    )
+    monkeypatch.setattr("tfos.driver.node_jobs.spark_profile", lambda *_: None)
+    jobs._workers_hold_slots = hold
+    nodes = made.servers if role == "ps" else made.workers
+    jobs._job(role, nodes, first_attempt=first_attempt)._action()
+    (task,) = asked.tasks
+    assert (task.hold_slot, task.first_attempt, asked.places) == (stays, first_attempt, places)
+    shares = [(each.threads, each.shares_gpus) for each in asked.bundles]
+    assert shares == ([(0, False)] if role == "ps" else [(2, True)] * 2)
