@@ -449,6 +449,39 @@ def test_ids_from_the_middle_of_a_model_are_looked_up_inside_the_step_and_said_o
     assert "layer 'late'" in said[0]
 
 
+class CalledTwice(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Calls one layer with a feature's ids, and with ids that the step makes of their rows."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        found = self.rows(x)
+        chosen = keras.ops.cast(keras.ops.argmax(found, -1), "int64")
+        return self.out(keras.ops.sum(found + self.rows(chosen), 1))
+
+
+def test_a_layer_that_is_called_before_and_inside_of_the_step_trains_as_in_keras():
+    """Where calls of one table name their gradients' rows in two ways, other rows are trained."""
+    x, y = data(8 * BATCH)
+    with serving() as cluster:
+        model = CalledTwice(Embedding(DIM, table="user"))
+        plain = CalledTwice(keras.layers.Embedding(IDS, DIM))
+        for each in (model, plain):
+            each.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+            each(x[:2])
+        distribute(model, cluster.contexts[0], consistency="sync")
+        plain.rows.set_weights([initial_rows(cluster)])
+        plain.out.set_weights(model.out.get_weights())
+        for each in (model, plain):
+            each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        np.testing.assert_allclose(
+            initial_rows(cluster), plain.rows.get_weights()[0], rtol=0, atol=1e-5
+        )
+
+
 def test_eager_steps_look_rows_up_inside():
     x, y = data(128)
     with serving() as cluster:
