@@ -270,6 +270,37 @@ def test_gradient_accumulation_pushes_the_mean_of_its_batches():
         )
 
 
+class OfEither(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its batches have users, items or both."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = (Embedding(DIM, table=name) for name in ("user", "item"))
+
+    def call(self, x):
+        return sum(keras.ops.sum(getattr(self, name)(ids), (1, 2)) for name, ids in x.items())
+
+
+@pytest.mark.parametrize("names", [("user", "item"), ("item", "user")])
+def test_an_accumulated_push_has_the_tables_of_each_of_its_batches(names):
+    ids = np.arange(BATCH)[:, None]
+    with serving() as cluster:
+        model = OfEither()
+        model(dict.fromkeys(names, ids))
+        optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        model.compile(optimizer, lambda _, found: found, jit_compile=False)
+        distribute(model, cluster.contexts[0], consistency="sync")
+        expected = {name: initial_rows(cluster, name) for name in names}
+        for name in names:
+            model.train_on_batch({name: ids}, np.zeros(BATCH))
+            expected[name][:BATCH] -= 0.5 / BATCH / 2
+        assert cluster.pushes == 1
+        for name in names:
+            np.testing.assert_allclose(
+                initial_rows(cluster, name), expected[name], rtol=0, atol=1e-6
+            )
+
+
 def test_a_short_last_batch_and_changing_numbers_of_ids_trace_once():
     x, y = data(5 * BATCH + 9)
     x[BATCH : 2 * BATCH] = 7

@@ -14,7 +14,7 @@ from tfos.control.authority import ClusterAuthority
 from tfos.driver.node_jobs import NodeJobs, NodeKeys
 from tfos.node.spec import NodeBundle
 from tfos.node.task import NodeTask
-from tfos.slots.profiles import GroupProfile, NodePlaces, RoleProfiles
+from tfos.slots.profiles import GroupProfile, RoleProfiles
 from tfos.slots.resources import WORKER_NODES
 from tfos.spark.shares import NodeShare
 from tfos.topology import Plan, plan
@@ -94,17 +94,16 @@ def test_a_certificate_names_the_roles_that_its_node_has_alone(made, peers):
 class Asked:
     """What Spark is asked for: an RDD of nodes and its job, which ends at once."""
 
-    def __init__(self) -> None:
-        self.bundles: list[NodeBundle] = []
-        self.places: list[str] = []
-        self.tasks: list[NodeTask] = []
+    bundles: list[NodeBundle]
+    places: list[str]
+    task: NodeTask
 
     def node_rdd(self, _: Any, bundles: list[NodeBundle], places: list[str]) -> Asked:
         self.bundles, self.places = bundles, places
         return self
 
     def mapPartitionsWithIndex(self, task: NodeTask) -> Asked:
-        self.tasks.append(task)
+        self.task = task
         return self
 
     def withResources(self, _: Any) -> Asked:
@@ -114,40 +113,47 @@ class Asked:
         return []
 
 
-LOCATIONS = {"ps:0": "executor_a_0", "worker:0": "executor_b_1", "worker:1": "executor_b_2"}
+@pytest.fixture
+def asked(monkeypatch):
+    """Returns what is asked for the servers or workers of a cluster."""
+
+    def of(role: str, *, workers_hold_slots: bool = False, first_attempt: int = 0) -> Asked:
+        made, found = plan(3, 1), Asked()
+        monkeypatch.setattr("tfos.driver.node_jobs.node_rdd", found.node_rdd)
+        monkeypatch.setattr("tfos.driver.node_jobs.spark_profile", lambda *_: None)
+        of_workers = {WORKER_NODES: GroupProfile(NodeShare(2, 0.5), threads=2)}
+        places: Any = SimpleNamespace(
+            profiles=RoleProfiles(NodeShare(1, 0.0), of_workers),
+            locations={"ps:0": "a_0", "worker:0": "b_1", "worker:1": "b_2"},
+        )
+        coordinator: Any = None  # a job that ends well tells nobody
+        keys, settings = NodeKeys(ClusterAuthority("c"), SECRET), node_settings(num_workers=2)
+        jobs = NodeJobs(None, coordinator, keys, settings, places=places, on_cancel=bool)
+        jobs._workers_hold_slots = workers_hold_slots
+        nodes = made.servers if role == "ps" else made.workers
+        jobs._job(role, nodes, first_attempt=first_attempt)._action()
+        return found
+
+    return of
 
 
 @pytest.mark.parametrize(
-    ("role", "hold", "first_attempt", "stays", "places"),
-    [
-        ("ps", False, 0, True, ["executor_a_0"]),
-        ("workers", False, 0, False, ["executor_b_1", "executor_b_2"]),
-        ("workers", True, 0, True, ["executor_b_1", "executor_b_2"]),
-        ("workers", False, 100, False, ["", ""]),
-    ],
+    ("role", "workers_hold_slots", "holds"),
+    [("ps", False, True), ("workers", False, False), ("workers", True, True)],
 )
-def test_servers_keep_their_slots_and_who_is_started_again_goes_anywhere(
-    monkeypatch, role, hold, first_attempt, stays, places
+def test_servers_keep_their_slots_where_workers_give_theirs_back(
+    asked, role, workers_hold_slots, holds
 ):
-    """A server whose task returns would share its cores with feed tasks, and its place is full."""
-    made, asked = plan(3, 1), Asked()
-    monkeypatch.setattr("tfos.driver.node_jobs.node_rdd", asked.node_rdd)
-    threads = GroupProfile(NodeShare(2, 0.5), threads=2)
-    profiles = RoleProfiles(NodeShare(1, 0.0), {WORKER_NODES: threads})
-    needs: Any = None
-    jobs = NodeJobs(
-        None,
-        SimpleNamespace(),  # type: ignore[arg-type]  # a job that ends well tells nobody
-        NodeKeys(ClusterAuthority("c"), SECRET),
-        node_settings(num_workers=2),
-        places=NodePlaces(profiles, needs, LOCATIONS, {}),
-        on_cancel=bool,
-    )
-    monkeypatch.setattr("tfos.driver.node_jobs.spark_profile", lambda *_: None)
-    jobs._workers_hold_slots = hold
-    nodes = made.servers if role == "ps" else made.workers
-    jobs._job(role, nodes, first_attempt=first_attempt)._action()
-    (task,) = asked.tasks
-    assert (task.hold_slot, task.first_attempt, asked.places) == (stays, first_attempt, places)
-    shares = [(each.threads, each.shares_gpus) for each in asked.bundles]
-    assert shares == ([(0, False)] if role == "ps" else [(2, True)] * 2)
+    """A server whose task returns would share its cores with feed tasks."""
+    assert asked(role, workers_hold_slots=workers_hold_slots).task.hold_slot is holds
+
+
+@pytest.mark.parametrize(("first_attempt", "places"), [(0, ["b_1", "b_2"]), (100, ["", ""])])
+def test_a_node_that_is_started_again_goes_wherever_a_slot_is(asked, first_attempt, places):
+    found = asked("workers", first_attempt=first_attempt)
+    assert (found.task.first_attempt, found.places) == (first_attempt, places)
+
+
+@pytest.mark.parametrize(("role", "given"), [("ps", [(0, False)]), ("workers", [(2, True)] * 2)])
+def test_a_node_is_given_its_threads_and_whether_others_use_its_gpu(asked, role, given):
+    assert [(each.threads, each.shares_gpus) for each in asked(role).bundles] == given
