@@ -208,7 +208,7 @@ def test_rows_go_to_the_directories_of_their_own_values_in_their_order():
 def test_a_path_beside_the_base_path_is_not_below_it(tmp_path):
     write_file(tmp_path / "days" / "day=1" / "a", {"n": 1})
 
-    def listed(base: str) -> list[Any]:
+    def listed(base: str) -> Any:
         paths = (str(tmp_path / "days" / "day=1"),)
         return list_files(TFRecordOptions(paths=paths, base_path=str(tmp_path / base))).values
 
