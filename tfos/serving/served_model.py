@@ -254,7 +254,7 @@ class ServedModel:
                         self._loaded = index.base
                     if is_newer:
                         self._files, self._model = files, model
-            if before.overlay is not None and before.overlay is not index.overlay:
+            if before.overlay is not None:
                 self._cache.remove(before.overlay)
             if before.base is not loaded and before.base is not index.base:
                 self._cache.remove(before.base)  # result of a merge: no other process uses it

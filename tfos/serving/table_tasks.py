@@ -90,7 +90,7 @@ class LoadTask:
         with self.servers.connected() as client:
             specs = {spec.name: spec for spec in client.manifest.tables}
             for batch in batches:
-                if not batch.num_rows:
+                if not batch.num_rows:  # may lack its lists' offsets: reading them crashes
                     continue
                 named = batch.column(0)
                 ids = _ids(named, specs[self.table])

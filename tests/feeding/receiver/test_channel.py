@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from feeding.columnar.batch import EpochEnd
 from feeding.config import FeedConfig
 from feeding.encode.pickled import PickledPacker
 from feeding.errors import FeedClosed, FeedError, FeedTimeout, RowError, TrainerFailed
@@ -491,3 +492,26 @@ def test_a_worker_that_is_late_finds_its_epoch_validated():
     assert channel.is_validated("input", 2)
     channel.flush("input", 3)
     assert not channel.is_validated("input", 3)
+
+
+def test_others_train_lost_rows_of_the_epoch_that_was_ended_here_last():
+    """Until then this worker has some of them too, and later the others have gone on as well."""
+    channel, told = FeedChannel(), []
+    channel.feed_again("input", 0)
+    for epoch in range(3):
+        told.append(channel.others_train("input"))
+        channel.flush("input", epoch)
+        assert channel.take("input") == EpochEnd(epoch)
+        told.append(channel.others_train("input"))
+        if epoch == 1:
+            channel.feed_again("input", 1)
+    assert told == [False, True, True, False, True, False]
+
+
+def test_a_worker_that_joins_late_tells_nothing_of_the_epochs_before():
+    told: list[tuple[Any, ...]] = []
+    channel = FeedChannel(on_rows=lambda *rows: told.append(rows))
+    channel.begin_at("input", 3)
+    channel.settle("input")
+    assert told == [("input", 3, 0, 0, 0)]
+    assert [each.epoch for each in channel.stats("input").epochs] == [3]

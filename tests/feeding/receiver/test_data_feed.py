@@ -113,6 +113,29 @@ def test_a_partition_that_pauses_does_not_hold_up_the_others_of_its_worker():
         feed.next_batch(10)
 
 
+def test_a_batch_of_inference_is_not_ended_before_its_next_rows_may_have_come(monkeypatch):
+    """Each size of a batch that is new costs a model a trace."""
+    channel = FeedChannel(CONFIG)
+    one, other = (Packer(FeedConfig(), mode="inference", session=s, partition=s) for s in (1, 2))
+
+    def offer(chunk):
+        channel._state.queue("input").offer(chunk)
+        channel._state.answers_of("input").fed(chunk, 1)
+
+    offer(packed(one, [1, 2]))
+    offer(packed(other, [8, 9]))
+    real, found = channel._state.wait_for, []
+
+    def wait_for(poll, *options):
+        found.append(poll())
+        offer(packed(one, [3, 4]))
+        return real(poll, *options)
+
+    monkeypatch.setattr(channel._state, "wait_for", wait_for)
+    assert DataFeed(channel).next_batch(4) == [1, 2, 3, 4]
+    assert found == [None]
+
+
 def test_rows_of_two_partitions_never_share_a_batch_of_inference():
     channel = FeedChannel(CONFIG)
     packers = [Packer(FeedConfig(), mode="inference", session=s, partition=s) for s in (1, 2)]

@@ -148,6 +148,9 @@ def test_unread_bytes_follow_the_chunks():
     assert queue.unread_bytes == 800
     pop_chunk(queue)
     assert (queue.unread_bytes, queue.taken_bytes) == (0, 800)
+    queue.offer(chunk([1.0] * 5, session=7))
+    assert isinstance(queue.pop(7), Chunk)
+    assert (queue.unread_bytes, queue.taken_bytes) == (0, 840), "a feeder sees it go on"
 
 
 def test_an_abandoned_session_leaves_only_the_end_of_its_batch():
@@ -178,6 +181,7 @@ def test_a_session_abandoned_after_the_reader_has_stopped_leaves_nothing_to_read
     queue = FeedQueue("input")
     queue.offer(chunk(1, session=7))
     queue.drain()
+    assert not queue.session_bytes(7), "its feeder waits until they are read"
     queue.abandon(7)
     assert queue.pop() == FeedEnd()
 
@@ -338,6 +342,11 @@ def test_rows_that_another_reader_took_are_dropped_once_rows_behind_them_are_han
     assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (8, 1, 0)
     epoch = epoch_of(queue, 0)
     assert (epoch.trained_rows, epoch.dropped_rows) == (8, 1)
+    queue.offer(chunk(10))
+    take(queue, pop_chunk(queue))
+    queue.settle()
+    stats = consistent(queue)  # what is behind them all leaves out none a second time
+    assert (stats.trained_rows, stats.dropped_rows, stats.in_flight_rows) == (9, 1, 0)
 
 
 def test_rows_that_another_reader_took_keep_no_epoch_open():
@@ -361,14 +370,17 @@ def test_epochs_behind_a_skipped_one_keep_their_rows():
     assert read(queue) == [2]
 
 
-def test_rows_of_a_skipped_epoch_that_were_read_hold_nothing_up():
+@pytest.mark.parametrize("last", [0, 2])
+def test_rows_of_a_skipped_epoch_that_were_read_hold_nothing_up(last):
     queue = FeedQueue("input")
     queue.offer(chunk(1))
     queue.count_taken(pop_chunk(queue).num_rows)
-    queue.skip(0)
-    assert queue.pop() == EpochEnd(0)
-    assert queue.is_over(0)
+    queue.skip(last)
+    assert queue.pop() == EpochEnd(0), "the end of the epoch that the reader is in"
+    assert queue.is_over(last)
     assert consistent(queue).dropped_rows == 1
+    queue.offer(chunk(2, epoch=last + 1))
+    assert read(queue) == [2]
 
 
 def test_rows_of_inference_are_read_in_the_epoch_that_the_reader_is_in():

@@ -270,6 +270,37 @@ def test_gradient_accumulation_pushes_the_mean_of_its_batches():
         )
 
 
+class OfEither(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Its batches have users, items or both."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = (Embedding(DIM, table=name) for name in ("user", "item"))
+
+    def call(self, x):
+        return sum(keras.ops.sum(getattr(self, name)(ids), (1, 2)) for name, ids in x.items())
+
+
+@pytest.mark.parametrize("names", [("user", "item"), ("item", "user")])
+def test_an_accumulated_push_has_the_tables_of_each_of_its_batches(names):
+    ids = np.arange(BATCH)[:, None]
+    with serving() as cluster:
+        model = OfEither()
+        model(dict.fromkeys(names, ids))
+        optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        model.compile(optimizer, lambda _, found: found, jit_compile=False)
+        distribute(model, cluster.contexts[0], consistency="sync")
+        expected = {name: initial_rows(cluster, name) for name in names}
+        for name in names:
+            model.train_on_batch({name: ids}, np.zeros(BATCH))
+            expected[name][:BATCH] -= 0.5 / BATCH / 2
+        assert cluster.pushes == 1
+        for name in names:
+            np.testing.assert_allclose(
+                initial_rows(cluster, name), expected[name], rtol=0, atol=1e-6
+            )
+
+
 def test_a_short_last_batch_and_changing_numbers_of_ids_trace_once():
     x, y = data(5 * BATCH + 9)
     x[BATCH : 2 * BATCH] = 7
@@ -447,6 +478,39 @@ def test_ids_from_the_middle_of_a_model_are_looked_up_inside_the_step_and_said_o
     said = [each for each in caplog.messages if "inside the step" in each]
     assert len(said) == 1
     assert "layer 'late'" in said[0]
+
+
+class CalledTwice(keras.Model):  # type: ignore[misc]  # Keras has no types
+    """Calls one layer with a feature's ids, and with ids that the step makes of their rows."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        found = self.rows(x)
+        chosen = keras.ops.cast(keras.ops.argmax(found, -1), "int64")
+        return self.out(keras.ops.sum(found + self.rows(chosen), 1))
+
+
+def test_a_layer_that_is_called_before_and_inside_of_the_step_trains_as_in_keras():
+    """Where calls of one table name their gradients' rows in two ways, other rows are trained."""
+    x, y = data(8 * BATCH)
+    with serving() as cluster:
+        model = CalledTwice(Embedding(DIM, table="user"))
+        plain = CalledTwice(keras.layers.Embedding(IDS, DIM))
+        for each in (model, plain):
+            each.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+            each(x[:2])
+        distribute(model, cluster.contexts[0], consistency="sync")
+        plain.rows.set_weights([initial_rows(cluster)])
+        plain.out.set_weights(model.out.get_weights())
+        for each in (model, plain):
+            each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        np.testing.assert_allclose(
+            initial_rows(cluster), plain.rows.get_weights()[0], rtol=0, atol=1e-5
+        )
 
 
 def test_eager_steps_look_rows_up_inside():

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import pickle
+import random
 import tracemalloc
+from typing import Any
 
 import pytest
 
-from feeding.errors import DataError, FeedSettingsError
+from feeding.errors import DataError, FeedSettingsError, FileChanged
 from feeding.formats.tfrecord.framing import RecordWriter
 from feeding.formats.tfrecord.from_rows import encode_example
+from feeding.reading.partition_paths import directory_name
 from tfos.datasource.listing import list_files, path_on
 from tfos.datasource.options import TFRecordOptions
 
@@ -92,6 +96,23 @@ def test_a_schema_names_the_columns_of_directories_in_any_case(tmp_path):
         assert batch.to_pylist() == [dict(zip(names, row, strict=True))]
 
 
+def test_a_task_reads_the_copy_of_a_file_that_its_host_has(tmp_path):
+    """Without a scheme each host may have its own, which was copied at another time."""
+    from tfos.datasource.reader import RecordFilesReader
+
+    write_file(tmp_path / "a", {"n": 1})
+    reader = RecordFilesReader(columns(n="integer"), TFRecordOptions(paths=(str(tmp_path),)))
+    (part,) = reader.partitions()
+    of_task = pickle.loads(pickle.dumps(reader))
+    assert of_task.partitions() == [], "no task needs the other tasks' files"
+    os.utime(tmp_path / "a", ns=(5, 5))
+    (batch,) = of_task.read(part)
+    assert batch.to_pylist() == [{"n": 1}]
+    write_file(tmp_path / "a", {"n": 1}, {"n": 2})
+    with pytest.raises(FileChanged, match="/a"):
+        list(of_task.read(part))
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -162,3 +183,44 @@ def test_many_partitions_of_two_columns_cost_what_there_are():
     finally:
         tracemalloc.stop()
     assert found == {f"a={n}/b={n}": [{"c": n}] for n in range(500)}
+
+
+def test_rows_go_to_the_directories_of_their_own_values_in_their_order():
+    import pyarrow as pa
+
+    from tfos.datasource.writer import by_directory
+
+    chosen = random.Random(5)
+    rows: list[dict[str, Any]] = [
+        {"day": chosen.choice([3, 1, 2]), "n": n, "kind": chosen.choice(["x", None])}
+        for n in range(60)
+    ]
+    expected: dict[str, list[dict[str, int]]] = {}
+    for row in rows:
+        name = "/".join(directory_name(column, row[column]) for column in ("kind", "day"))
+        expected.setdefault(name, []).append({"n": row["n"]})
+    assert len(expected) == 6
+    batch = pa.RecordBatch.from_pylist(rows)
+    found = {name: part.to_pylist() for name, part in by_directory(batch, ("kind", "day"))}
+    assert found == expected
+
+
+def test_a_path_beside_the_base_path_is_not_below_it(tmp_path):
+    write_file(tmp_path / "days" / "day=1" / "a", {"n": 1})
+
+    def listed(base: str) -> Any:
+        paths = (str(tmp_path / "days" / "day=1"),)
+        return list_files(TFRecordOptions(paths=paths, base_path=str(tmp_path / base))).values
+
+    assert listed("days") == [{"day": "1"}]
+    with pytest.raises(FeedSettingsError, match=r"days/day=1 is not below basePath \S+/day$"):
+        listed("day")
+
+
+def test_the_sample_for_a_schema_is_spread_over_all_files(tmp_path):
+    for number in range(9):
+        write_file(tmp_path / f"{number}", *([{"n": number}] if number != 3 else []))
+    listing = list_files(TFRecordOptions(paths=(str(tmp_path),)))
+    names = [os.path.basename(file.path) for file in listing.sample(4)]
+    assert names == ["0", "2", "5", "7"]
+    assert len(listing.sample(99)) == 8, "one is empty"

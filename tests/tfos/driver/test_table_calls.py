@@ -173,12 +173,30 @@ def test_a_task_loads_its_rows_and_may_run_twice():
         for added in (3, 0):
             given = [sliced, batch_of(["a"], [[3.0] * 4]), batch_of([], [])]
             counted = [batch.to_pydict() for batch in task(iter(given))]
+            assert len(counted) == 2, "a batch without rows may lack the offsets of its lists"
             assert sum(one for counts in counted for one in counts["added"]) == added
             assert sum(one for counts in counted for one in counts["given"]) == 3
         calls = calls_to(bed)
         assert calls.lookup("user", [60, 61])[:, 0].tolist() == [1.0, 2.0]
         assert calls.lookup("user", ["a"]).tolist() == [[3.0] * 4]
         assert chief.tables.lookup({"user": [7]})["user"][0, 0] == 7.0
+
+
+def test_ids_above_int64_are_their_bits_in_a_dataframe_and_come_back():
+    """Spark's bigint has no unsigned numbers."""
+    ids = np.array([3, 2**63 + 5, 2**64 - 1], np.uint64)
+    bits = ids.view(np.int64).tolist()
+    manifest = with_tables(table(id_kind="uint64"))
+    with cluster(num_servers=2) as bed:
+        (chief,) = bed.workers(manifest, filled(manifest))
+        servers = TaskServers(bed.endpoints, lambda: bed.credentials, 1)
+        loaded = LoadTask("user", servers)(iter([batch_of(bits, [[2.0] * 4] * 3)]))
+        assert [each.to_pydict() for each in loaded] == [{"given": [3], "added": [3]}]
+        assert (chief.tables.lookup({"user": ids})["user"] == 2.0).all()
+        ranks = pa.record_batch([pa.array([0, 1])], ["rank"])
+        found = [part.column("id") for part in ScanTask("user", servers)(iter([ranks]))]
+        assert {part.type for part in found} == {pa.int64()}
+        assert sorted(one for part in found for one in part.to_pylist()) == sorted(bits)
 
 
 def test_an_id_that_comes_twice_is_refused_in_one_batch_and_kept_once_in_two():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from feeding.config import FeedConfig
 from feeding.protocol.row_ranges import AcceptedRows
 from feeding.sender.shuffle import Shuffle
 from feeding.sender.task import FeedReport, FeedTask
@@ -18,6 +19,7 @@ from rpc.auth.handshake import Credentials
 from rpc.endpoint import Endpoint
 from tfos.config import Checkpoints, ClusterConfig, Restarts
 from tfos.console.console import Console
+from tfos.console.progress import TrainingProgress
 from tfos.control import messages
 from tfos.control.state.actions import Action, Send
 from tfos.control.state.cluster_state import ClusterState
@@ -26,10 +28,10 @@ from tfos.driver.preflight import VALIDATION_FEED
 from tfos.errors import FeedJobError, FeedTimeout, NodeFailedError, PoisonRows, SettingsError
 from tfos.failure import NodeFailure, NodeId
 from tfos.feed.cluster_feeder import ClusterFeeder
-from tfos.feed.epoch import EpochFeed
+from tfos.feed.epoch import EpochFeed, targets_of
 from tfos.feed.epoch_feeder import EpochFeeder
 from tfos.feed.micro_batch import BatchKnown, MicroBatch, answer_to
-from tfos.feed.request import FeedRequest
+from tfos.feed.request import EpochNumbers, FeedCall, FeedRequest
 from tfos.feed.sources import source_of
 from tfos.feed.watch import FeedWatch
 from tfos.monitor.reports import EpochReport
@@ -153,7 +155,9 @@ def test_rows_that_went_to_others_when_a_connection_to_a_living_worker_broke_are
 
     def breaks(task: FeedTask) -> list[FeedReport]:
         (report,) = fed(task)
-        return [report if task.again else dataclasses.replace(report, lost=resent)]
+        if task.again:
+            return [report]
+        return [dataclasses.replace(report, lost=resent), FeedReport(1, lost=resent[:1])]
 
     played = Played()
     played.reach("worker:1", 10)
@@ -163,7 +167,7 @@ def test_rows_that_went_to_others_when_a_connection_to_a_living_worker_broke_are
     made._epochs._console = types.SimpleNamespace(warn=warned.append, line=lambda _: None)  # type: ignore[assignment]
     made.train(REQUEST)
     text = "; ".join(each for each in warned if "connection" in each)
-    assert "16 rows were on their way to worker:1 when a feed task lost its connection" in text
+    assert "32 rows were on their way to worker:1 when a feed task lost its connection" in text
     assert "worker:2" not in text, "it was lost, so its rows were fed again"
 
 
@@ -271,8 +275,9 @@ def test_epochs_count_to_those_that_train_has_fed_whole():
             for worker in self.state.workers:
                 ended = messages.FlushReached("input", len(self.counts) - 1)
                 self.state.on_event(worker.node, ended, 0.0)
-            answer = messages.BatchReport("input", 1, True, {})
-            self.state.on_event(node("worker:0"), answer, 0.0)
+            for number in (1, 2):
+                answer = messages.BatchReport("input", number, True, {})
+                self.state.on_event(node("worker:0"), answer, 0.0)
             return done(self.state)
 
     def feed(task: FeedTask) -> list[FeedReport]:
@@ -288,7 +293,9 @@ def test_epochs_count_to_those_that_train_has_fed_whole():
     with pytest.raises(FeedJobError):
         made.train(REQUEST)
     made.train(dataclasses.replace(REQUEST, num_epochs=2))
-    assert played.counts == [0, 1, 0, 2, 3]
+    made.train_batch(REQUEST, dataclasses.replace(batch, batch_id=8, number=2), lambda: False)
+    made.train(REQUEST)
+    assert played.counts == [0, 1, 0, 2, 3, 0, 4]
 
 
 class GoesOn(Played):
@@ -538,6 +545,31 @@ def test_a_crash_that_fails_the_cluster_counts_while_rows_are_fed_again():
     with pytest.raises(PoisonRows, match=r"rows 0 to 19 of partition 0.* were at 3 crashes"):
         jobs(played, fed_until_then).train(REQUEST)
     assert played.state.phase is ClusterPhase.FAILED
+
+
+@pytest.mark.fault("F54")
+@pytest.mark.parametrize(("num_fed", "blamed"), [(3, {4: ((0, 5),)}), (2, None)])
+def test_rows_of_a_round_that_has_not_ended_are_of_the_crashes_of_its_workers_alone(
+    num_fed, blamed
+):
+    played = Played(ClusterConfig(restarts=Restarts(workers=5)))
+    state = played.state
+    task = FeedTask(
+        targets=targets_of(state)[3 - num_fed :],  # the others have crashed before it began
+        credentials=Credentials.generate,
+        epoch=0,
+        config=FeedConfig(),
+        again={4: ((0, 5),)},
+    )
+    call = FeedCall("input", 0.0, lambda: False, EpochNumbers(), 5.0, 5.0)
+    run = EpochFeed(source_of(REQUEST), task, call, TrainingProgress(1), counts=False)
+    run.running = task
+    for name in ("worker:0", "worker:1", "worker:2"):
+        lost = NodeFailure(node(name), "host", 1, signal=11, message=f"{name} killed by SIGSEGV")
+        state.on_event(node(name), messages.Failed(lost), 0.0)
+    run.take_crashes(state)
+    poison = run.poison(state)
+    assert (poison and poison.rows) == blamed
 
 
 @pytest.mark.fault("F54")

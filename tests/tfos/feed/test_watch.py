@@ -230,6 +230,20 @@ def test_a_feed_whose_slots_other_fits_hold_waits_for_them_and_says_so(cluster, 
         until()
 
 
+def test_a_feed_whose_tasks_run_is_left_to_their_own_limits(cluster, monkeypatch):
+    """They see each row that is taken; a worker's heartbeat tells of it later, or of a long step
+    nothing at all.
+    """
+    monkeypatch.setattr("tfos.feed.watch._LOOK_S", 0.0)
+    now_s = iter(range(1000))
+    monkeypatch.setattr("tfos.feed.watch.time", types.SimpleNamespace(monotonic=now_s.__next__))
+    watch = FeedWatch(cluster.coordinator, cluster.config, cluster.console)
+    job: Any = types.SimpleNamespace(tasks=TaskCounts(8, 2, 1))
+    looks = iter([False] * 60)
+    watch.until(lambda _: next(looks, True), CALL, TrainingProgress(1), job=job, stall_s=5.0)
+    assert next(now_s) > 20, "it stood still for longer than that"
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_an_epoch_is_fed_in_waves_where_other_fits_need_slots(cluster, shares):
     config = replace(cluster.config, shares_slots=shares)

@@ -8,16 +8,20 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from ps.checkpoint.tables import reader
+from ps.manifest.manifest import Hyper
+from ps.manifest.rule_spec import Adagrad
 from tests.support.exports import values
+from tests.support.ps_cluster import cluster, filled
 from tests.support.saved_tables import SavedTables
-from tests.support.tables import table, table_kernels_loaded
+from tests.support.tables import ones, table, table_kernels_loaded, with_tables
 from tfos.errors import CheckpointError, ExportError
 from tfos.serving import checkpoint_export, export_tables, load, read_rows
-from tfos.serving.export_format import ExportManifest
+from tfos.serving.export_format import ExportManifest, encode_with_digest
 
 __all__ = ["table_kernels_loaded"]
 pytestmark = pytest.mark.usefixtures("table_kernels_loaded")
@@ -129,6 +133,15 @@ def test_a_step_that_is_gone_is_refused(tmp_path, saved):
         export(tmp_path, step=7)
 
 
+@pytest.mark.usefixtures("saved")
+def test_an_export_of_another_save_of_its_step_is_compared_by_its_own_rows(tmp_path):
+    """As of a run that has begun anew in a directory that was emptied, and has come to its step."""
+    manifest = msgspec.structs.replace(export(tmp_path, "old", step=2), state="other-2")
+    (tmp_path / "old" / "export.json").write_bytes(encode_with_digest(manifest))
+    assert export(tmp_path, "d", since=tmp_path / "old").base == "other-2"
+    check_delta(tmp_path, EXPECTED[3])
+
+
 @pytest.mark.parametrize(("since", "gone"), [(None, 3), (1, 1)])
 def test_a_step_that_newer_saves_remove_while_it_is_read_is_not_called_damaged(
     tmp_path, saved, monkeypatch, since, gone
@@ -193,3 +206,23 @@ def test_other_tables_are_refused(tmp_path, saved):
     with pytest.raises(ExportError, match=told):
         export(tmp_path, since=tmp_path / "old")
     assert saved is not wider
+
+
+def test_each_of_several_tables_has_its_own_rows_without_their_slots(tmp_path, cache):
+    manifest, ids = with_tables(table("user", Adagrad()), table("item")), np.arange(80)
+    pushes: list[dict[str, Any]] = [{"user": ids[:50], "item": ids[30:]}, {"item": ids[:9]}]
+    with cluster(num_servers=2) as bed:
+        (chief,) = bed.workers(manifest, filled(manifest))
+        for step, pushed in enumerate(pushes):
+            grads = {name: (own, ones(own)) for name, own in pushed.items()}
+            chief.tables.push(grads, hyper=Hyper(0.1))
+            chief.save(tmp_path / "saves", step)
+        expected = chief.tables.lookup({"user": ids, "item": ids})
+    export(tmp_path, "old", step=0)
+    made = {each.name: each.num_rows for each in export(tmp_path, "d", since=0).tables}
+    assert made == {"user": 0, "item": 9}
+    served = load(tmp_path / "old", cache, progress=False)
+    served.refresh(tmp_path / "d")
+    for name, rows in expected.items():
+        np.testing.assert_array_equal(served.lookup(name, ids), rows)
+    assert [served.num_rows(name) for name in expected] == [50, 59]

@@ -337,14 +337,20 @@ def test_a_file_of_another_writer_is_refused_unless_it_has_the_rows_of_the_manif
         read_all(tmp_path / "e")
 
 
-def test_rows_out_of_order_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    "order",
+    [range(9, -1, -1), [*range(5, 10), *range(5)], [*range(5), *range(4, 9)]],
+    ids=["within a batch", "between batches", "an id twice"],
+)
+def test_rows_out_of_order_are_refused(tmp_path, monkeypatch, order):
+    monkeypatch.setattr("ps.sorted_rows.order.BATCH_BYTES", 5 * 16)  # five rows are read at a time
     ids = np.arange(10)
-    ids = ids[np.argsort(hashed(ids))][::-1]
+    ids = ids[np.argsort(hashed(ids))][[*order]]
     whole = SortedBatch(ids, np.zeros((10, 4), np.float32), np.zeros(10, np.bool_))
     with ExportWriter(str(tmp_path / "e")) as writer:
         writer.add_table(exported_table(USER), [whole])
         writer.commit(state="s", source="a test")
-    with pytest.raises(ExportError, match="not in the order"):
+    with pytest.raises(ExportError, match=r"in row [15] is not in the order"):
         read_all(tmp_path / "e")
 
 

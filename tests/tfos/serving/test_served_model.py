@@ -467,6 +467,31 @@ def test_deltas_of_the_loaded_export_go_on_after_a_large_one(tmp_path, cache, se
     assert values(served.lookup("user", [1, 2, 59, 60, 101])) == [5.0, 2.0, 59.0, 60.0, 7.0]
 
 
+def test_ids_that_deltas_have_removed_read_as_the_newest_vector_of_unseen_ids(tmp_path, cache):
+    """All exports of the tests had zeros for them, which are also what a removed row is read as."""
+
+    def table(unseen: float) -> TableSpec:
+        return TableSpec(name="user", dim=4, rule=Add(), unseen=(unseen,) * 4)
+
+    write_export(tmp_path / "e", ROWS, spec=table(7.0))
+    served = serve(tmp_path / "e", cache)
+
+    def refresh(number: int, rows: dict[int, float | None], unseen: float) -> None:
+        path, spec = tmp_path / f"{number}", table(unseen)
+        write_export(path, rows, state=f"s{number}", base=served.state, spec=spec)
+        served.refresh(path)
+
+    refresh(1, {1: None, 2: 22.0}, 7.0)
+    assert values(served.lookup("user", [1, 2, 3, 999])) == [7.0, 22.0, 3.0, 7.0]
+    refresh(2, {3: None}, 8.0)  # the program that goes on has another one
+    assert values(served.lookup("user", [1, 2, 3, 999])) == [8.0, 22.0, 8.0, 8.0]
+    assert served.num_rows("user") == 101  # the 100 that were loaded, and one that has changed
+    refresh(3, dict.fromkeys(range(4, 61)), 9.0)
+    assert len(served.index_dirs) == 1  # merged with the base
+    assert served.num_rows("user") == 41
+    assert values(served.lookup("user", [1, 2, 3, 4, 61, 999])) == [9.0, 22.0, 9.0, 9.0, 61.0, 9.0]
+
+
 class FakeLayer:
     source: Any = None
 
@@ -559,6 +584,38 @@ def test_a_prediction_that_waits_for_a_refresh_is_made_by_the_newer_model(
     for thread in (refreshing, waiting):
         thread.join(30)
     assert [values(each) for each in answers] == [[7.0]]
+
+
+class LateLock:
+    """A lock that somebody else takes first."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        self._lock, self._firsts = threading.Lock(), [first]
+
+    def __enter__(self) -> None:
+        if self._firsts:
+            self._firsts.pop()()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_model_that_is_loaded_late_in_a_refresh_is_not_taken_away(tmp_path, cache, monkeypatch):
+    """A predict that has loaded it, and waits for the refresh, would find none."""
+    (tmp_path / "file").write_bytes(b"weights")
+    write_export(tmp_path / "e", ROWS, model=tmp_path / "file")
+    write_export(tmp_path / "newer", {1: 100.0}, state="second", model=tmp_path / "file")
+    served, older, newer = serve(tmp_path / "e", cache), FakeModel(), FakeModel()
+    models = iter([older, newer])
+    keras_export = types.SimpleNamespace(load_model=lambda path, **_: next(models))
+    monkeypatch.setitem(sys.modules, "tfos.keras.export", keras_export)
+    answers: list[Any] = []
+    served._loading = LateLock(lambda: answers.append(served.predict(np.array([1]))))  # type: ignore[assignment]
+    served.refresh(tmp_path / "newer")
+    assert [values(each) for each in answers] == [[2.0]]
+    assert served._model is newer
+    assert values(served.predict(np.array([1]))) == [200.0]
 
 
 def test_tables_alone_have_no_model(served):

@@ -16,7 +16,7 @@ from tests.support.exports import USER, values
 from tests.support.tables import with_tables
 from tests.tfos.serving.test_checkpoint_export import rows_at
 from tfos.console.console import Console
-from tfos.errors import ExportError, ServerPhaseError, SettingsError
+from tfos.errors import ExportError, ServerPhaseError, SettingsError, UnsupportedModel
 from tfos.keras.step.tables import ServerRows
 from tfos.serving import load
 from tfos.serving.server_export import ServerExport
@@ -112,3 +112,20 @@ def test_a_vector_for_unseen_ids_is_exported(tmp_path, cache):
     spec = TableSpec(name="user", dim=4, rule=Add(), unseen=(7.0,) * 4)
     export(Table({1: 1.0}), tmp_path / "e", spec)
     assert values(load(tmp_path / "e", cache, progress=False).lookup("user", [1, 2])) == [1.0, 7.0]
+
+
+def test_a_file_of_a_served_model_has_the_rows_that_are_served(tmp_path, cache):
+    """Whether deltas lie over the rows or were merged with them, ascending by key."""
+    table = Table({one: float(one) for one in range(1, 101)})
+    export(table, tmp_path / "e")
+    served = load(tmp_path / "e", cache, progress=False)
+    for number, gone in enumerate([[2], [*range(3, 61)]]):
+        table.rows = {one: value for one, value in table.rows.items() if one not in gone}
+        table.rows[1] = -float(number)
+        export(table, tmp_path / f"d{number}", since=str(tmp_path / "e"))
+        served.refresh(tmp_path / f"d{number}")
+        assert len(served.index_dirs) == 2 - number
+        keys, found = served.dump("user", 1 << 20)
+        assert (keys.tolist(), values(found)) == ([*table.rows], [*table.rows.values()])
+    with pytest.raises(UnsupportedModel, match=r"has 656 bytes of rows or more.*limit .* 655"):
+        served.dump("user", 655)

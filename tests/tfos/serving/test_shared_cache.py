@@ -255,13 +255,16 @@ def test_a_full_disk_leaves_no_file_open(tmp_path, cache, monkeypatch):
     assert [file.closed for file in builders[0]._files] == [True] * 4
 
 
-def test_a_disk_without_room_for_a_directory_is_a_sentence(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("made", ["tempfile.mkdtemp", "tfos.serving.cache_directory.try_lock"])
+def test_a_disk_without_room_for_a_directory_or_a_lock_is_a_sentence(
+    tmp_path, cache, monkeypatch, made
+):
     write_export(tmp_path / "e", ROWS)
 
     def full(*_: Any, **__: Any) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr(made, full)
     with pytest.raises(ExportError, match="Remove old indexes there"):
         serve(tmp_path / "e", cache)
 
