@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 import keras
+import tensorflow as tf
 
 from tfos.errors import SettingsError
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
@@ -49,6 +50,23 @@ def user_loss(expected: Any, found: Any) -> Any:
 def test_two_labels_of_one_unit_are_refused(loss: Any, name: str):
     with pytest.raises(SettingsError, match=rf"{WIDE}{name} would compare all 2 .* 2 units"):
         check_labels(model(1, loss=loss), labels(8, 2))
+
+
+TEXT = ["0", "1"]
+
+
+@pytest.mark.parametrize("given", [np.array(TEXT, object), np.array(TEXT), tf.constant(TEXT)])
+@pytest.mark.parametrize("loss", ["binary_crossentropy", keras.losses.MeanSquaredError()])
+def test_labels_of_text_are_refused_by_their_output(given: Any, loss: Any):
+    with pytest.raises(SettingsError, match=r"'out0' are text, and .*(entropy|error) .*numbers"):
+        check_labels(model(1, loss=loss), given)
+    with pytest.raises(SettingsError, match="output 'out1' are text"):
+        check_labels(model(1, 1, loss=loss), {"out0": labels(2), "out1": given})
+
+
+def test_a_loss_of_the_user_may_take_labels_of_text():
+    given = tf.constant(TEXT)
+    check_labels(model(1, loss=lambda y, p: user_loss(tf.strings.to_number(y), p)), given)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
+Labels of text are refused, too: a loss of Keras ends on them in TensorFlow's words, which name
+neither the output nor the way out.
+
 Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
 Keras' losses that compare element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own step or compute_loss, may mean; compare
@@ -15,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfos.errors import SettingsError
 from tfos.keras.input_order import has_keras_step
@@ -45,7 +49,7 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
         first batch.
 
     Raises:
-        SettingsError: names both shapes, or the outputs.
+        SettingsError: names both shapes, or the outputs; or labels are text.
     """
     if not getattr(model, "built", False):
         return False
@@ -61,6 +65,12 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
         compares = _resolved(loss)
+        if _is_text(label) and _is_of_keras(compares):
+            raise SettingsError(
+                f"the labels of output {name!r} are text, and {_name(compares)} compares numbers. "
+                "Feed numbers: df.withColumn(name, col(name).cast('float')), or for words their "
+                "class, when(col(name) == 'yes', 1).otherwise(0)"
+            )
         if compares in _ELEMENTWISE and _is_broadcast(wide, unit):
             raise SettingsError(
                 f"the labels of output {name!r} have the shape {_text(wide)} and the output has "
@@ -85,7 +95,7 @@ def check_has_labels(model: Any, columns: Sequence[str], step: str = "train_step
     if not has_keras_step(model, step):
         return
     losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
-    if any(str(getattr(each, "__module__", "")).startswith("keras.") for each in losses):
+    if any(map(_is_of_keras, losses)):
         have = f"the rows have {list(columns)}" if columns else "the rows have values without names"
         raise SettingsError(
             f"the batch has no labels, and the model's loss {model.loss!r} compares its outputs "
@@ -146,6 +156,21 @@ def _resolved(loss: Any) -> Any:
     """Return the function behind a loss."""
     found = keras.losses.get(loss) if isinstance(loss, str) else loss
     return getattr(found, "fn", found)
+
+
+def _is_of_keras(loss: Any) -> bool:
+    return str(getattr(loss, "__module__", "")).startswith("keras.")
+
+
+def _name(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _is_text(labels: Any) -> bool:
+    dtype = getattr(labels, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind in "OSU"
+    return bool(dtype == "string")  # TensorFlow's compares equal to its name
 
 
 def _shape(tensor: Any) -> tuple[int | None, ...]:
