@@ -23,7 +23,7 @@ import numpy as np
 from tfos.errors import SettingsError
 from tfos.keras.input_order import has_keras_step
 
-_ELEMENTWISE = {
+_ELEMENTWISE = (  # no set: a loss of the user's may have no hash
     keras.losses.hinge,
     keras.losses.squared_hinge,
     keras.losses.huber,
@@ -33,7 +33,7 @@ _ELEMENTWISE = {
     keras.losses.mean_squared_error,
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
-}
+)
 
 
 def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
@@ -153,9 +153,13 @@ def _part(nested: Any, at: int, name: str, count: int) -> Any:
 
 
 def _resolved(loss: Any) -> Any:
-    """Return the function behind a loss."""
+    """Return the function behind a loss; a subclass with a call of its own may mean another."""
     found = keras.losses.get(loss) if isinstance(loss, str) else loss
-    return getattr(found, "fn", found)
+    has_own = any(
+        getattr(type(found), name, None) is not getattr(keras.losses.MeanSquaredError, name)
+        for name in ("call", "__call__")
+    )
+    return found if has_own else getattr(found, "fn", found)
 
 
 def _is_of_keras(loss: Any) -> bool:
@@ -169,7 +173,8 @@ def _name(loss: Any) -> str:
 def _is_text(labels: Any) -> bool:
     dtype = getattr(labels, "dtype", None)
     if isinstance(dtype, np.dtype):
-        return dtype.kind in "OSU"
+        is_object = dtype.kind == "O"
+        return isinstance(next(labels.flat, 0), str | bytes) if is_object else dtype.kind in "SU"
     return bool(dtype == "string")  # TensorFlow's compares equal to its name
 
 
