@@ -65,7 +65,7 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
         compares = _resolved(loss)
-        if _is_text(label) and _is_of_keras(compares):
+        if _is_text(label) and is_of_keras(loss):
             raise SettingsError(
                 f"the labels of output {name!r} are text, and {_name(compares)} compares numbers. "
                 "Feed numbers: df.withColumn(name, col(name).cast('float')), or for words their "
@@ -94,13 +94,17 @@ def check_has_labels(model: Any, columns: Sequence[str], step: str = "train_step
     """
     if not has_keras_step(model, step):
         return
-    losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
-    if any(map(_is_of_keras, losses)):
+    if any(map(is_of_keras, keras.tree.flatten(model.loss))):
         have = f"the rows have {list(columns)}" if columns else "the rows have values without names"
         raise SettingsError(
             f"the batch has no labels, and the model's loss {model.loss!r} compares its outputs "
             f"with them; {have}. Name them: ctx.dataset(…, feature_cols=…, label_cols='…')"
         )
+
+
+def is_of_keras(loss: Any) -> bool:
+    """Whether Keras itself compares: not a function of the user's, nor a call of a subclass."""
+    return str(getattr(_resolved(loss), "__module__", "")).startswith("keras.")
 
 
 def _compares_several(loss: Any) -> bool:
@@ -160,10 +164,6 @@ def _resolved(loss: Any) -> Any:
         for name in ("call", "__call__")
     )
     return found if has_own else getattr(found, "fn", found)
-
-
-def _is_of_keras(loss: Any) -> bool:
-    return str(getattr(loss, "__module__", "")).startswith("keras.")
 
 
 def _name(loss: Any) -> str:
