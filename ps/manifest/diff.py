@@ -6,8 +6,10 @@ Covers: the sentences of ManifestMismatch.      Does not: decide whether a diffe
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from typing import Any
 
 from ps.manifest.manifest import GroupSpec, Manifest, TableSpec
+from ps.manifest.rule_spec import Descent
 
 MAX_SHOWN = 8
 _FIELDS = ("consistency", "reduction", "staleness_bound", "staleness_aware", "bucket_bytes")
@@ -49,7 +51,7 @@ def _group_differences(ours: GroupSpec, theirs: GroupSpec) -> Iterator[str]:
     if ours.dtype != theirs.dtype:
         yield f"{where}: expected dtype {ours.dtype}, found {theirs.dtype}"
     if ours.rule != theirs.rule:
-        yield f"{where}: expected rule {ours.rule}, found {theirs.rule}"
+        yield f"{where}: expected rule {_text(ours.rule)}, found {_text(theirs.rule)}"
     if ours.compression != theirs.compression:
         yield f"{where}: expected compression {ours.compression}, found {theirs.compression}"
     shapes = {param.name: param.shape for param in ours.params}
@@ -71,7 +73,16 @@ def _table_differences(ours: TableSpec, theirs: TableSpec) -> Iterator[str]:
     for field in TableSpec.__struct_fields__:
         one, other = getattr(ours, field), getattr(theirs, field)
         if one != other and field != "id_source":  # which no hash has
-            yield f"table {ours.name!r}: expected {field} {one!r}, found {other!r}"
+            yield f"table {ours.name!r}: expected {field} {_text(one)}, found {_text(other)}"
+
+
+def _text(setting: Any) -> str:
+    """Return a setting; a rule without the many settings that it does not use."""
+    if not isinstance(setting, Descent):
+        return repr(setting)
+    values = ((name, getattr(setting, name)) for name in setting.__struct_fields__)
+    used = ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
+    return f"{type(setting).__name__}({used})"
 
 
 def _names(what: str, ours: Set[str], theirs: Set[str]) -> Iterator[str]:

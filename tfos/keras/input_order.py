@@ -44,7 +44,8 @@ def has_keras_step(model: Any, step: str) -> bool:
         step: name of the method.
     """
     return all(
-        getattr(type(model), name) is getattr(keras.Model, name) for name in (step, "compute_loss")
+        name not in vars(model) and getattr(type(model), name) is getattr(keras.Model, name)
+        for name in (step, "compute_loss")
     )
 
 

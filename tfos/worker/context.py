@@ -447,6 +447,8 @@ class NodeContext(PortedContext):
             ServerPhaseError: no model is distributed yet, or it was never built.
             ManifestMismatch: there is no such table.
             IdError, ShapeError, NonFiniteGradient: rows do not fit; earlier rows are loaded.
+            SettingsError: the ids are row numbers of `rows_of` without a lookup, and the table's
+                are strings.
             TableFull: the table has no room for the rows.
         """
         from tfos.keras.embedding.loading import load_rows

@@ -14,6 +14,7 @@ from ps.dense.staging import StagedGradient, split_into_runs
 from ps.errors import ShapeError
 from ps.manifest.diff import MAX_SHOWN, manifest_differences
 from ps.manifest.manifest import SGD, Adam, DType, GroupSpec, Layout, Manifest, ParamSpec
+from ps.manifest.rule_spec import RuleConfig
 from ps.manifest.sharding import deal
 from tests.support.tables import table, with_tables
 
@@ -149,6 +150,19 @@ def test_differences_of_manifests_are_sentences():
     ):
         assert part in text
     assert manifest_differences(one, one) == ()
+
+
+def test_another_rule_is_shown_with_the_settings_that_it_uses():
+    def of(rule: RuleConfig) -> Manifest:
+        dense = GroupSpec("g", "float32", rule, ())
+        return Manifest(groups=(dense,), tables=(table(rule=rule),))
+
+    found = "SGD(clipnorm=2.0, momentum=0.0, nesterov=False)"
+    wanted = f"expected rule SGD(momentum=0.0, nesterov=False), found {found}"
+    assert manifest_differences(of(SGD()), of(SGD(clipnorm=2.0))) == (
+        f"group 'g': {wanted}",
+        f"table 'user': {wanted}",
+    )
 
 
 def test_many_differences_are_cut_short():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import decimal
 from collections import OrderedDict
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 import keras
+import tensorflow as tf
 
 from tfos.errors import SettingsError
 from tfos.keras.data.label_shapes import check_has_labels, check_labels
@@ -36,9 +39,14 @@ def user_loss(expected: Any, found: Any) -> Any:
     return keras.ops.mean(keras.ops.square(expected - found))
 
 
+class Renamed(keras.losses.MeanSquaredError):  # type: ignore[misc]  # Keras has no types
+    pass
+
+
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
+        (Renamed(), "mean_squared_error"),
         ("mse", "mean_squared_error"),
         (keras.losses.mean_absolute_error, "mean_absolute_error"),
         (keras.losses.Huber(0.5), "huber"),
@@ -49,6 +57,63 @@ def user_loss(expected: Any, found: Any) -> Any:
 def test_two_labels_of_one_unit_are_refused(loss: Any, name: str):
     with pytest.raises(SettingsError, match=rf"{WIDE}{name} would compare all 2 .* 2 units"):
         check_labels(model(1, loss=loss), labels(8, 2))
+
+
+TEXT = ["0", "1"]
+
+
+@pytest.mark.parametrize("given", [np.array(TEXT, object), np.array(TEXT), tf.constant(TEXT)])
+@pytest.mark.parametrize("loss", ["binary_crossentropy", keras.losses.MeanSquaredError()])
+def test_labels_of_text_are_refused_by_their_output(given: Any, loss: Any):
+    with pytest.raises(SettingsError, match=r"'out0' are text, and .*(entropy|error) .*numbers"):
+        check_labels(model(1, loss=loss), given)
+    with pytest.raises(SettingsError, match="output 'out1' are text"):
+        check_labels(model(1, 1, loss=loss), {"out0": labels(2), "out1": given})
+
+
+class OfText(keras.losses.BinaryCrossentropy):  # type: ignore[misc]  # Keras has no types
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        numbers = keras.ops.expand_dims(tf.strings.to_number(y_true), -1)
+        return super().__call__(numbers, y_pred, sample_weight)
+
+
+class OfTwo(keras.losses.MeanSquaredError):  # type: ignore[misc]  # Keras has no types
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return super().call(y_true[:, :1] * y_true[:, 1:], y_pred)
+
+
+@dataclasses.dataclass
+class WithoutHash:
+    weight: float = 2.0
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return self.weight * user_loss(y_true[:, :1], y_pred)
+
+
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (OfText(), tf.constant(TEXT)),
+        (OfTwo(), tf.zeros((2, 2))),
+        (WithoutHash(), tf.zeros((2, 2))),
+    ],
+)
+def test_a_loss_with_a_call_of_its_own_takes_what_it_converts(loss: Any, given: Any):
+    made = model(1, loss=loss)
+    check_labels(made, given)
+    made.train_on_batch(tf.zeros((2, 3)), given)  # so does Keras
+
+
+def test_a_model_whose_compute_loss_is_replaced_is_not_compared():
+    made = model(1)
+    made.compute_loss = lambda x, y, found, *_, **__: keras.ops.mean(found)
+    check_labels(made, tf.constant(TEXT))
+    made.train_on_batch(tf.zeros((2, 3)), tf.constant(TEXT))  # so does Keras
+
+
+def test_objects_that_are_no_text_are_not_called_text():
+    check_labels(model(1), np.array([decimal.Decimal(1), None], object))
+    check_labels(model(1), np.array([], object))
 
 
 @pytest.mark.parametrize(

@@ -544,6 +544,9 @@ def test_rows_of_exports_and_of_plain_models_begin_a_table(tmp_path: pathlib.Pat
         distribute(make_model("string"), cluster.contexts[0])
         given = rows_of(tmp_path / "plain.keras", "vectors", "names")
         assert len(list(given)) == 1
+        numbered = rows_of(tmp_path / "plain.keras", "vectors")
+        with pytest.raises(SettingsError, match=r"'user' has strings .* numbered from 0: .*lookup"):
+            load_rows(client, "user", numbered, is_chief=True)
         twice_b = [(["a", "b", "b"], np.zeros((3, DIM), "float32"))]
         with pytest.raises(IdError, match="id 'b' occurs twice"):
             load_rows(client, "user", twice_b, is_chief=True)

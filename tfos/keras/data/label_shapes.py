@@ -3,6 +3,9 @@
     labels [batch, 2], output [batch, 1], mean squared error:
         every label of a row is compared with the same unit, and the loss is their mean
 
+Labels of text are refused, too: a loss of Keras ends on them in TensorFlow's words, which name
+neither the output nor the way out.
+
 Covers: rows without labels; one array of labels for several outputs; outputs of known shapes, and
 Keras' losses that compare element by element and do not refuse this themselves.
 Does not: refuse what a loss of the user's, or an own step or compute_loss, may mean; compare
@@ -15,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfos.errors import SettingsError
 from tfos.keras.input_order import has_keras_step
 
-_ELEMENTWISE = {
+_ELEMENTWISE = (  # no set: a loss of the user's may have no hash
     keras.losses.hinge,
     keras.losses.squared_hinge,
     keras.losses.huber,
@@ -29,7 +33,7 @@ _ELEMENTWISE = {
     keras.losses.mean_squared_error,
     keras.losses.mean_squared_logarithmic_error,
     keras.losses.poisson,
-}
+)
 
 
 def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
@@ -45,7 +49,7 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
         first batch.
 
     Raises:
-        SettingsError: names both shapes, or the outputs.
+        SettingsError: names both shapes, or the outputs; or labels are text.
     """
     if not getattr(model, "built", False):
         return False
@@ -61,6 +65,12 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
     for name, output, label, loss in _matched(model, list(outputs), labels):
         wide, unit = _shape(label), _shape(output)
         compares = _resolved(loss)
+        if _is_text(label) and is_of_keras(loss):
+            raise SettingsError(
+                f"the labels of output {name!r} are text, and {_name(compares)} compares numbers. "
+                "Feed numbers: df.withColumn(name, col(name).cast('float')), or for words their "
+                "class, when(col(name) == 'yes', 1).otherwise(0)"
+            )
         if compares in _ELEMENTWISE and _is_broadcast(wide, unit):
             raise SettingsError(
                 f"the labels of output {name!r} have the shape {_text(wide)} and the output has "
@@ -84,13 +94,17 @@ def check_has_labels(model: Any, columns: Sequence[str], step: str = "train_step
     """
     if not has_keras_step(model, step):
         return
-    losses = [_resolved(each) for each in keras.tree.flatten(model.loss)]
-    if any(str(getattr(each, "__module__", "")).startswith("keras.") for each in losses):
+    if any(map(is_of_keras, keras.tree.flatten(model.loss))):
         have = f"the rows have {list(columns)}" if columns else "the rows have values without names"
         raise SettingsError(
             f"the batch has no labels, and the model's loss {model.loss!r} compares its outputs "
             f"with them; {have}. Name them: ctx.dataset(…, feature_cols=…, label_cols='…')"
         )
+
+
+def is_of_keras(loss: Any) -> bool:
+    """Whether Keras itself compares: not a function of the user's, nor a call of a subclass."""
+    return str(getattr(_resolved(loss), "__module__", "")).startswith("keras.")
 
 
 def _compares_several(loss: Any) -> bool:
@@ -143,9 +157,25 @@ def _part(nested: Any, at: int, name: str, count: int) -> Any:
 
 
 def _resolved(loss: Any) -> Any:
-    """Return the function behind a loss."""
+    """Return the function behind a loss; a subclass with a call of its own may mean another."""
     found = keras.losses.get(loss) if isinstance(loss, str) else loss
-    return getattr(found, "fn", found)
+    has_own = any(
+        getattr(type(found), name, None) is not getattr(keras.losses.MeanSquaredError, name)
+        for name in ("call", "__call__")
+    )
+    return found if has_own else getattr(found, "fn", found)
+
+
+def _name(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _is_text(labels: Any) -> bool:
+    dtype = getattr(labels, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        is_object = dtype.kind == "O"
+        return isinstance(next(labels.flat, 0), str | bytes) if is_object else dtype.kind in "SU"
+    return bool(dtype == "string")  # TensorFlow's compares equal to its name
 
 
 def _shape(tensor: Any) -> tuple[int | None, ...]:

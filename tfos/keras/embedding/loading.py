@@ -38,7 +38,7 @@ from ps.string_ids.ids import ids_of
 from ps.tables.ids import from_bits
 from tfos.console.console import Console
 from tfos.console.progress_lines import ProgressLines
-from tfos.errors import RequestTimeout, UnsupportedModel
+from tfos.errors import RequestTimeout, SettingsError, UnsupportedModel
 from tfos.keras.embedding.layer import MAX_SAVED_BYTES, Embedding
 from tfos.keras.embedding.sources import NO_ROWS
 
@@ -91,6 +91,7 @@ def load_rows(
     Raises:
         PSError: as ps.client.tables.TableClient.load_rows; the rows before it are loaded.
         ManifestMismatch, ServerPhaseError: there is no such table, or none yet.
+        SettingsError: the ids are row numbers, and the table's are strings.
         RequestTimeout: the chief has not loaded them within a day.
     """
     try:
@@ -251,6 +252,12 @@ def _load(client: Any, table: str, batches: RowBatches) -> tuple[int, int]:
     given = added = 0
     spec = next(each for each in client.manifest.tables if each.name == table)
     for ids, rows in batches:
+        if isinstance(ids, range) and spec.id_source == "strings":  # no hash is a row's number
+            raise SettingsError(
+                f"table {table!r} has strings as ids, and these rows are numbered from "
+                f"{ids.start}: name the StringLookup in front of their layer, rows_of(model, "
+                "embedding, lookup)"
+            )
         keys = ids_of(spec, ids)
         added += client.tables.load_rows(table, keys, rows, named=ids)
         given += len(rows)

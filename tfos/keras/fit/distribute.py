@@ -23,6 +23,7 @@ import keras
 
 from tfos.errors import NotCompiled, SettingsError, UnsupportedModel
 from tfos.keras.data import tensors
+from tfos.keras.data.label_shapes import is_of_keras
 from tfos.keras.fit.fit_call import SPLITS_AN_EPOCH, check_rows, distributed_fit
 from tfos.keras.fit.metric_states import are_built
 from tfos.keras.fit.table_summary import with_tables
@@ -128,7 +129,7 @@ def summed_losses(model: Any, *, is_sure: bool) -> str:
     losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
     sums = [each for each in losses if getattr(each, "reduction", "") in ("sum", "none", None)]
     if is_sure:
-        sums = [each for each in sums if _is_trained_by_keras(model) and _is_of_keras(each)]
+        sums = [each for each in sums if _is_trained_by_keras(model) and is_of_keras(each)]
     return ", ".join(f"{type(each).__name__}(reduction={each.reduction!r})" for each in sums)
 
 
@@ -140,12 +141,6 @@ def _is_trained_by_keras(model: Any) -> bool:
         name not in vars(model) and getattr(type(model), name) is getattr(keras.Model, name)
         for name in steps
     )
-
-
-def _is_of_keras(loss: Any) -> bool:
-    """Return whether a loss has one number for each row; a user's may have one for all."""
-    own = (type(loss).__call__, type(loss).call, getattr(loss, "fn", type(loss).call))
-    return all(getattr(each, "__module__", "").startswith("keras.") for each in own)
 
 
 def _warn_of_sums(model: Any, num_workers: int) -> None:
