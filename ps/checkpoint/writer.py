@@ -340,7 +340,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
 
     Of each metric by which checkpoints are scored the best complete one stays. Incomplete steps
     older than the newest complete one are removed too. The newest complete checkpoint is never
-    removed, nor anything newer. Nothing is removed if another saver of the job commits meanwhile.
+    removed, nor anything newer, nor anything more once another saver of the job has committed.
 
     Args:
         root: the checkpoint directory.
@@ -354,7 +354,7 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     Raises:
         CheckpointError: the directory cannot be listed, `committed` is not the newest, or a
             manifest that exists cannot be read now: it may be the best one's. Nothing is removed
-            then.
+            then, or no more.
     """
     if count < 1:
         raise CheckpointError(f"at least 1 checkpoint is kept, asked for {count}")
@@ -376,13 +376,14 @@ def keep_newest(root: Root, count: int, *, committed: int | None = None) -> list
     kept.update(_best_and_bases(seen, known))
     older = {step for step in steps if step < newest} | passed_over_by(known)
     removed = [step for step in steps if step in older and step not in kept]
-    if removed and not set(steps).issuperset(steps_on_disk(storage)):
-        return []  # another saver of this job has committed: its step may add to any of these
-    # Newest first: a base goes after what adds to it, so a commit need only look at its own, which
-    # is the newest or nearly so.
+    gone: list[int] = []
+    # Newest first: a base goes after what adds to it, so a commit need only look at its own.
     for step in removed:
+        if not set(steps).issuperset(steps_on_disk(storage)):
+            break  # another saver of this job has committed: its step may add to any of these
         _remove(storage, step)
-    return removed
+        gone.append(step)
+    return gone
 
 
 def _remove(storage: Storage, step: int) -> None:

@@ -60,13 +60,6 @@ def test_retention_asks_for_each_step_once(tmp_path: Path, last: Base):
     assert storage.asked("size", "ps-") == 0
 
 
-def test_retention_lists_the_root_once_before_it_removes_many_steps(tmp_path: Path, last: Base):
-    """With thousands of steps a listing for each takes longer than their removal."""
-    storage = CountingStorage(tmp_path)
-    assert len(keep_newest(storage, 1, committed=last.step)) == FULL_EVERY * (NUM_CHAINS - 1)
-    assert storage.calls["names", ""] == 3  # before the look, of the look, before the removal
-
-
 def test_a_commit_asks_for_each_step_of_its_base_once(tmp_path: Path, last: Base):
     storage = CountingStorage(tmp_path)
     write(storage, last.step + 1, last)
