@@ -139,10 +139,10 @@ def note(differences: Sequence[Difference]) -> str:
         return ""
     text = (
         f"They are two commits of tfos {__version__}: if it has changed on disk since the driver "
+        "started, restart the driver (in a notebook: its kernel). "
     )
-    text += "started, restart the driver (in a notebook: its kernel). "
     if DIRECTORY in names:
-        text += "A driver that is started in a directory with tfos imports that one. "
+        text += "Spark's workers and notebooks import that of their working directory, if any. "
     return text
 
 

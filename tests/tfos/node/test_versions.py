@@ -89,7 +89,7 @@ def test_another_commit_of_one_version_is_refused_before_its_bundle_is_read(tmp_
 
 
 def test_two_commits_are_told_with_the_directories_that_they_are_imported_from():
-    """As where the driver was started in another checkout than the executors import."""
+    """As where the driver runs an installed tfos, and its working directory is a checkout."""
     here = versions.installed()
     driver = {**here, versions.DIRECTORY: "/home/me/checkout/tfos"}
     assert versions.compare(driver, here) == []
@@ -97,7 +97,7 @@ def test_two_commits_are_told_with_the_directories_that_they_are_imported_from()
         list(NodeTask(hold_slot=True, versions={**driver, versions.SOURCE: "a1"})(0, iter([])))
     lines = str(refused.value).splitlines()
     assert lines[3].split()[3:] == ["/home/me/checkout/tfos", str(Path(tfos.__file__).parent)]
-    assert "A driver that is started in a directory with tfos imports that one. Let" in lines[4]
+    assert "import that of their working directory, if any. Let both" in lines[4]
 
 
 def test_source_that_is_in_no_files_is_not_compared(tmp_path):
