@@ -35,7 +35,14 @@ from ps.checkpoint.format import (
     staging_name,
     step_name,
 )
-from ps.checkpoint.reader import Root, SeenSteps, check_sizes, load_chain, open_shards
+from ps.checkpoint.reader import (
+    Root,
+    SeenSteps,
+    check_sizes,
+    is_there,
+    load_chain,
+    open_shards,
+)
 from ps.checkpoint.score import Score
 from ps.checkpoint.storage import Storage, storage_at, typed_errors
 from ps.checkpoint.tables.format import SegmentSource, segment_nbytes, write_segment
@@ -288,16 +295,13 @@ def _check_base(
 
 def _refuse_without(storage: Storage, base: Base, step: int) -> None:
     """Take a step back whose base is gone, for which another saver's retention had no use."""
-    try:
-        storage.size(f"{step_name(base.step)}/{MANIFEST_NAME}")
-    except FileNotFoundError:
-        _remove(storage, step)
-        raise CheckpointError(
-            f"step {step} adds to step {base.step}, which another saver of this job has removed "
-            f"from {storage.where()} since this save began. It is not committed; save again"
-        ) from None
-    except (OSError, CheckpointError):
-        return  # a file system that does not say has not removed it
+    if is_there(storage, base.step, base.save_id):
+        return
+    _remove(storage, step)
+    raise CheckpointError(
+        f"step {step} adds to step {base.step}, which another saver of this job has removed from "
+        f"{storage.where()} since this save began. It is not committed; save again"
+    )
 
 
 def abort(root: Root, save_id: str) -> None:

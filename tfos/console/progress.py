@@ -32,16 +32,23 @@ class WorkerSample:
     epoch_rows: float = 0.0
     rows_per_epoch: float = 0.0
     """Rows of its epoch before, if it counts epochs itself; 0: unknown."""
+    epoch: float = 0.0
+    """Number of its newest epoch in its fit, from 1; 0: unknown."""
 
-    def at_epoch_begin(self) -> WorkerSample:
-        """Return what its numbers were when its newest epoch began."""
+    def at_epoch_begin(self, epoch: int) -> WorkerSample:
+        """Return what its numbers were when an epoch began, its newest one or one before it.
+
+        Args:
+            epoch: number of the epoch, from 1.
+        """
+        ahead = max(0.0, self.epoch - epoch)
         return replace(
             self,
-            at_s=self.at_s - self.epoch_s,
-            rows=self.rows - self.epoch_rows,
+            at_s=0.0 if ahead else self.at_s - self.epoch_s,  # of older ones nobody knows the time
+            rows=self.rows - self.epoch_rows - ahead * self.rows_per_epoch,
             steps=self.steps - self.epoch_steps,
             loss=None,
-            epochs_begun=max(0.0, self.epochs_begun - 1),
+            epochs_begun=max(0.0, self.epochs_begun - ahead - 1),
         )
 
 
@@ -56,9 +63,13 @@ class Sample:
     starting: str = ""
     """What workers without a step do: "workers are starting: import tensorflow 12 s"."""
 
-    def at_epoch_begin(self) -> Sample:
-        """Return what the numbers were when each worker's newest epoch began."""
-        workers = {name: worker.at_epoch_begin() for name, worker in self.workers.items()}
+    def at_epoch_begin(self, epoch: int) -> Sample:
+        """Return what the numbers were when each worker began an epoch.
+
+        Args:
+            epoch: number of the epoch, from 1.
+        """
+        workers = {name: worker.at_epoch_begin(epoch) for name, worker in self.workers.items()}
         past_s = max((worker.epoch_s for worker in self.workers.values()), default=0.0)
         return Sample(self.at_s - past_s, workers)
 

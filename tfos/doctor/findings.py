@@ -176,7 +176,8 @@ def _packages(fact: Facts, beside: Beside) -> Iterator[Finding]:
     theirs = {name: version for name, version in driver.items() if name not in ("python", ERROR)}
     differences = versions.compare(theirs, mine)
     # TensorFlow and Keras have a check of their own; the driver needs neither.
-    missing = sorted(theirs.keys() - mine.keys() - {"tensorflow", "keras", versions.SOURCE})
+    elsewhere = {"tensorflow", "keras", versions.SOURCE, versions.DIRECTORY}
+    missing = sorted(theirs.keys() - mine.keys() - elsewhere)
     if differences:
         level = Level.PROBLEM if any(each.is_fatal for each in differences) else Level.WARNING
         yield Finding("packages", level, versions.sentence(differences), _ONE_ENVIRONMENT)
@@ -184,7 +185,8 @@ def _packages(fact: Facts, beside: Beside) -> Iterator[Finding]:
         text = f"not installed here, and at the driver: {', '.join(missing)}"
         yield Finding("packages", Level.WARNING, text, _ONE_ENVIRONMENT)
     if not differences and not missing:
-        yield Finding("packages", Level.OK, f"{len(mine)} packages in the driver's versions")
+        count = len(mine.keys() - {versions.DIRECTORY})  # which may be another one
+        yield Finding("packages", Level.OK, f"{count} packages in the driver's versions")
 
 
 def _java(fact: Facts, beside: Beside) -> Iterator[Finding]:

@@ -126,7 +126,7 @@ class MainFunWait:
             if epoch != self._shown[1] or begun > self._shown[0]:
                 rows = [_whole(each.get("rows_per_epoch", 0.0)) for each in reports]
                 progress.rows_per_epoch = sum(rows) if all(rows) else None
-                progress.start_epoch(epoch - 1, sample.at_epoch_begin())
+                progress.start_epoch(epoch - 1, sample.at_epoch_begin(epoch))
             self._shown = (begun, epoch)
         progress.add(sample)
 

@@ -314,7 +314,8 @@ def _days(value: Any) -> int:
 
 
 def _microseconds(value: Any) -> int:
-    if not isinstance(value, datetime.datetime):
+    # pandas' NaT is a datetime that does not equal itself.
+    if not isinstance(value, datetime.datetime) or value != value:
         raise TypeError("a datetime.datetime is needed")
     if value.tzinfo is None:
         value = value.replace(tzinfo=datetime.UTC)

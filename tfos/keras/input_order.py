@@ -19,7 +19,7 @@ from keras.src.models.functional import Functional
 from tfos.errors import SettingsError
 
 
-def check_inputs(model: Any, features: Any, step: str = "train_step") -> None:
+def check_inputs(model: Any, features: Any, step: str) -> None:
     """Refuse features that Keras would give to each other's inputs, or leave out.
 
     Args:

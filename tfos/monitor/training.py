@@ -103,6 +103,7 @@ def _worker(worker: Member, feed: str | None, *, is_in_epoch: bool) -> WorkerSam
         epoch_s=known.get("epoch_s", 0.0),
         epoch_rows=known.get("epoch_rows", 0.0),
         rows_per_epoch=known.get("rows_per_epoch", 0.0) if has_epochs else 0.0,
+        epoch=known.get("epoch", 0.0) if has_epochs else 0.0,
     )
 
 

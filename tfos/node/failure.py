@@ -101,7 +101,10 @@ def type_name(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """Return an exception's text as a message can carry it."""
     try:
-        return sendable(str(error))
+        text = str(error)
+        if isinstance(error, SystemExit):
+            text += f"; it called sys.exit({error.code!r}); return, or raise an exception"
+        return sendable(text)
     except Exception as second:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"its text cannot be formatted: {type(second).__qualname__}"
 

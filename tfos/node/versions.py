@@ -20,6 +20,8 @@ from tfos.version import __version__
 
 SOURCE = "source of tfos"
 """Digest of the source, among the versions: two commits may have one version number."""
+DIRECTORY = "directory of tfos"
+"""Where it is imported from: told where the source differs, and no difference by itself."""
 _ROOMS = ("feeding", "ps", "rpc", "tfos")
 
 _DISTRIBUTIONS = {
@@ -65,8 +67,10 @@ def installed(more: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, st
         more: distributions that may have a package, by its name.
     """
     found = {"tfos": __version__, "python": platform.python_version()}
-    if source := source_digest(Path(__file__).parents[2]):
+    root = Path(__file__).parents[2]
+    if source := source_digest(root):
         found[SOURCE] = source
+    found[DIRECTORY] = str(root / "tfos")
     for name, distributions in {**_DISTRIBUTIONS, **(more or {})}.items():
         for distribution in distributions:
             try:
@@ -103,17 +107,18 @@ def source_digest(root: Path) -> str:
 
 
 def compare(driver: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
-    """Return the differences; a package that only one side has is not one.
+    """Return the differences; a package that only one side has is not one, nor DIRECTORY alone.
 
     Args:
         driver: versions by package.
         here: versions by package.
     """
-    return [
-        Difference(name, version, here[name])
-        for name, version in driver.items()
-        if here.get(name, version) != version
-    ]
+    found = {
+        name: version for name, version in driver.items() if here.get(name, version) != version
+    }
+    if SOURCE not in found:
+        found.pop(DIRECTORY, None)
+    return [Difference(name, version, here[name]) for name, version in found.items()]
 
 
 def table(differences: Sequence[Difference]) -> str:
@@ -132,10 +137,13 @@ def note(differences: Sequence[Difference]) -> str:
     names = {difference.name for difference in differences}
     if SOURCE not in names or "tfos" in names:
         return ""
-    return (
+    text = (
         f"They are two commits of tfos {__version__}: if it has changed on disk since the driver "
         "started, restart the driver (in a notebook: its kernel). "
     )
+    if DIRECTORY in names:
+        text += "Spark's workers and notebooks import that of their working directory, if any. "
+    return text
 
 
 def sentence(differences: Sequence[Difference]) -> str:

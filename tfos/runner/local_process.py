@@ -68,7 +68,7 @@ class RankAddresses(msgspec.Struct, frozen=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """How the function ended: its value or its error."""
+    """How the function ended: its value or its error; neither after sys.exit(0)."""
 
     value: bytes = b""
     error_type: str = ""
@@ -137,8 +137,13 @@ def leave_outcome(outcome_fd: int, outcome: RankOutcome) -> None:
 
 def _value(spec: LocalRank, work: RankWork, group: RankGroup) -> bytes:
     with ranks.entered(group, spec.rank):
-        with forks_end():
-            value = work()
+        try:
+            with forks_end():
+                value = work()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+            return b""
         return pickle_value(value, f"rank {spec.rank}")
 
 

@@ -33,7 +33,7 @@ from tfos.node import bootstrap, whole_files, workspace
 from tfos.node.child_link import ChildLink
 from tfos.node.failure import Exit, describe_exit
 from tfos.runner.local_process import LocalRank, RankAddresses, RankListening, RankOutcome
-from tfos.runner.spark_run import checked_work, late_ranks, rank_value
+from tfos.runner.spark_run import checked_work, in_rank_order, late_ranks
 from tfos.spark import pickling
 
 START_S = 120.0
@@ -101,8 +101,9 @@ def run_local(
         failures = _await(ranks, timeout_s)
         if failures:
             raise NodeFailedError(failures)
-        outcomes = [each.outcome() for each in ranks]
-    return [rank_value(each.value if each else b"", rank) for rank, each in enumerate(outcomes)]
+        outcomes = {each.rank: each.outcome() for each in ranks}
+    values = {rank: each.value for rank, each in outcomes.items() if each and each.value}
+    return in_rank_order(values, num_proc)
 
 
 def _open_standard_streams(stack: contextlib.ExitStack) -> None:

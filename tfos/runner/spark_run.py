@@ -103,14 +103,7 @@ def run_work(  # noqa: PLR0913 - what the runners have, by keyword
             cluster.shutdown(timeout=timeout_s)
         except ShutdownTimeout as late:
             raise late_ranks(late.nodes, timeout_s) from None
-    values = cluster.handed_over()
-    missing = [rank for rank in range(count) if rank not in values]
-    if missing:
-        raise NoResultError(
-            f"ranks {', '.join(map(str, missing))} of {count} ended without a value: fn called "
-            "sys.exit(0), or their Spark task was killed after they had ended"
-        )
-    return [rank_value(values[rank], rank) for rank in range(count)]
+    return in_rank_order(cluster.handed_over(), count)
 
 
 def checked_work(fn: object, args: object, kwargs: object) -> RankWork:
@@ -159,17 +152,26 @@ def late_ranks(ranks: str, timeout_s: float | None) -> ShutdownTimeout:
     )
 
 
-def rank_value(data: bytes, rank: int) -> Any:
-    """Return the function's return value on a rank.
+def in_rank_order(values: Mapping[int, bytes], count: int) -> list[Any]:
+    """Return what the function returned on each rank.
 
     Args:
-        data: pickle of the value.
-        rank: the rank that returned it.
+        values: pickles of the values, by rank.
+        count: number of ranks.
 
     Raises:
-        NoResultError: the driver cannot read it.
+        NoResultError: a rank has none, or the driver cannot read it.
     """
-    return pickling.unpickle_value(data, f"rank {rank}", NoResultError)
+    missing = [rank for rank in range(count) if rank not in values]
+    if missing:
+        raise NoResultError(
+            f"ranks {', '.join(map(str, missing))} of {count} ended without a value: fn called "
+            "sys.exit(0), or, on executors, their Spark task was killed after they had ended"
+        )
+    return [
+        pickling.unpickle_value(values[rank], f"rank {rank}", NoResultError)
+        for rank in range(count)
+    ]
 
 
 def _count(num_proc: object, context: Any) -> int:

@@ -123,6 +123,11 @@ def _check_columns(df: Any, series: tuple[str, ...], time: str, value: str) -> s
                 f"id column {name!r} must be of texts, numbers or times, it is {kinds[name]}; "
                 "name its parts, or a text made of them"
             )
+        if kinds[name] == "void":
+            raise SettingsError(
+                f"id column {name!r} is void: it holds only nulls, and names no series. Leave it "
+                f"out, or give it a type: df.withColumn({name!r}, col({name!r}).cast('string'))"
+            )
         if _COLLATED in kinds[name]:
             # Spark would sort "A" and "a" as one series, but their texts are different series.
             raise SettingsError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -25,15 +26,18 @@ _BESIDE = frozenset({PS_ROLE, EVALUATOR_ROLE})
 """Roles of nodes that train nothing; an evaluator's step is that of a checkpoint."""
 
 
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+"""Unix seconds that are dates: others, of a damaged record, cannot be shown."""
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     """One finished run."""
 
     cluster_id: str
     name: str
     application_id: str
-    started_at: float
-    """Unix seconds."""
-    ended_at: float
+    started_at: Time
+    ended_at: Time
     state: str
     """CLOSED, FAILED or INTERRUPTED: stopped by the driver while main_fun ran."""
     epochs: int

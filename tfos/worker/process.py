@@ -256,8 +256,6 @@ class WorkerProcess:
         text = failure.user_traceback(error, ours)[-_MAX_TRACEBACK_CHARS:]
         message = failure.text_of(error)[:_MAX_MESSAGE_CHARS]
         message += legacy_keras.advice(error) or missing_packages.advice(f"{name}: {message}")
-        if isinstance(error, SystemExit):
-            message += f"; it called sys.exit({error.code!r}); return, or raise an exception"
         self._feeds.channel.fail(message, error_type=name, remote_traceback=text)
         with contextlib.suppress(Exception):  # main_fun may have closed or replaced it
             sys.stderr.write(text)

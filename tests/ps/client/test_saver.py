@@ -432,6 +432,27 @@ def test_a_delta_whose_base_another_saver_of_its_job_removes_is_not_committed(
     verify(tmp_path, choice.read_manifest(tmp_path, 8))
 
 
+def test_a_delta_whose_base_is_another_save_behind_its_commit_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options, publish = SaveOptions(full_every=9), LocalStorage.publish
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    with seeded(two_groups()) as (_, client):
+        client.save(elsewhere, 5)
+        client.save(root, 5, options=options)
+
+        def replaced(storage: LocalStorage, directory: str, target: str) -> None:
+            if target == "step-7":
+                (root / "step-5").rename(tmp_path / "moved")
+                (elsewhere / "step-5").rename(root / "step-5")
+            publish(storage, directory, target)
+
+        monkeypatch.setattr(LocalStorage, "publish", replaced)
+        with pytest.raises(CheckpointError, match="step 7 adds to step 5, which another saver"):
+            client.save(root, 7, options=options)
+    assert steps_in(root) == [5]
+
+
 def test_a_delta_stays_where_its_base_cannot_be_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -40,7 +40,7 @@ def test_features_that_keras_takes_in_another_order_than_the_inputs_are_refused(
     with pytest.raises(
         SettingsError, match=r"user\.z.* each other's features\. .*each OrderedDict"
     ):
-        check_inputs(of_inputs(outer, inner), features())
+        check_inputs(of_inputs(outer, inner), features(), "train_step")
 
 
 class OwnCall(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -56,7 +56,7 @@ class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
 @pytest.mark.parametrize("kind", [OwnStep, OwnCall])
 def test_a_model_of_the_user_may_order_the_features_itself(kind: type):
     try:
-        check_inputs(of_inputs(OrderedDict, kind=kind), features())
+        check_inputs(of_inputs(OrderedDict, kind=kind), features(), "train_step")
     except SettingsError as error:
         pytest.fail(str(error))
 
@@ -72,13 +72,13 @@ def test_a_step_of_the_user_orders_the_features_of_its_own_loop_alone(step: str)
 
 def test_features_in_the_order_of_the_inputs_are_taken():
     for kind in (dict, OrderedDict):
-        check_inputs(of_inputs(kind, kind), features(kind))
-    check_inputs(of_inputs(OrderedDict), {"user": column()})  # for Keras to refuse
+        check_inputs(of_inputs(kind, kind), features(kind), "train_step")
+    check_inputs(of_inputs(OrderedDict), {"user": column()}, "train_step")  # for Keras to refuse
 
 
 def test_an_ordered_dict_of_a_map_fn_is_refused():
     with pytest.raises(SettingsError, match=r"each OrderedDict.* in map_fn"):
-        check_inputs(of_inputs(dict), features(OrderedDict))
+        check_inputs(of_inputs(dict), features(OrderedDict), "train_step")
 
 
 @pytest.mark.filterwarnings("ignore:The structure of `inputs`")
@@ -89,10 +89,10 @@ def test_a_further_feature_is_refused_where_keras_would_take_it_for_an_input():
     between = {"a": one, "aa": nine, "b": two}
     assert float(made(between)[0, 0]) == 109  # Keras' own
     with pytest.raises(SettingsError, match=r"Leave out \['aa'\], by feature_cols="):
-        check_inputs(made, between)
+        check_inputs(made, between, "train_step")
     last = {"a": one, "b": two, "c": nine}
     assert float(made(last)[0, 0]) == 102
-    check_inputs(made, last)
+    check_inputs(made, last, "train_step")
 
 
 class Joined(keras.Sequential):  # type: ignore[misc]  # Keras is not checked
@@ -116,12 +116,12 @@ def test_several_inputs_of_a_sequential_with_one_are_refused():
     given = (np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
     sequential = one(keras.Sequential)
     with pytest.raises(SettingsError, match=r"has 2 inputs.*model has one.*np\.column_stack\(x\)"):
-        check_inputs(sequential, given)
+        check_inputs(sequential, given, "train_step")
     assert np.column_stack(given).shape == (8, 3)
-    check_inputs(sequential, given[0])
-    check_inputs(sequential, given[:1])
+    check_inputs(sequential, given[0], "train_step")
+    check_inputs(sequential, given[:1], "train_step")
     layers = [keras.layers.Concatenate(), keras.layers.Dense(1)]
     for each in (one(Joined), one(Measured), keras.Sequential(layers)):
-        check_inputs(each, given)
+        check_inputs(each, given, "train_step")
     with pytest.raises(ValueError, match="received 2 input tensors"):  # Keras' own
         keras.Model(x := keras.Input((3,)), keras.layers.Dense(1)(x))(given)

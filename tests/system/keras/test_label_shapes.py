@@ -226,12 +226,12 @@ def test_a_model_without_a_shape_is_looked_at_again():
 @pytest.mark.parametrize("loss", ["mse", keras.losses.Huber(), {"out0": "mse"}])
 def test_rows_without_labels_are_refused_with_the_argument(loss: Any):
     with pytest.raises(SettingsError, match=r"no labels, .* have \['x', 'price'\].*label_cols='…'"):
-        check_has_labels(model(1, loss=loss), ["x", "price"])
+        check_has_labels(model(1, loss=loss), ["x", "price"], "train_step")
     with pytest.raises(SettingsError, match="the rows have values without names"):
-        check_has_labels(model(1, loss=loss), [])
+        check_has_labels(model(1, loss=loss), [], "train_step")
 
 
 def test_rows_without_labels_are_taken_where_no_loss_of_keras_compares_them():
-    check_has_labels(own_step(), ["x"])
-    check_has_labels(model(1, loss=None), ["x"])
-    check_has_labels(model(1, loss=user_loss), ["x"])
+    check_has_labels(own_step(), ["x"], "train_step")
+    check_has_labels(model(1, loss=None), ["x"], "train_step")
+    check_has_labels(model(1, loss=user_loss), ["x"], "train_step")

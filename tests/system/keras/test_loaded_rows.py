@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import pathlib
@@ -26,13 +27,8 @@ from tfos.errors import (
     UnsupportedModel,
 )
 from tfos.keras import Embedding, rows_of
-from tfos.keras.embedding.loading import (
-    LAYERS_NAME,
-    MAX_LOADS,
-    METADATA_NAME,
-    load_layer_rows,
-    load_rows,
-)
+from tfos.keras.embedding import loading
+from tfos.keras.embedding.loading import LAYERS_NAME, MAX_LOADS, METADATA_NAME
 from tfos.keras.embedding.sources import LoadedRows
 from tfos.keras.fit.distribute import distribute
 from tfos.keras.fit.table_export import export_with_tables
@@ -47,6 +43,8 @@ pytestmark = [
     pytest.mark.timeout(230),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' save
 ]
+load_rows = functools.partial(loading.load_rows, save=lambda: None)
+load_layer_rows = functools.partial(loading.load_layer_rows, save=lambda: None)
 DIM = 4
 X = np.random.default_rng(0).integers(0, 40, (128, 3))
 Y = (X.sum(1) > 60).astype("float32")

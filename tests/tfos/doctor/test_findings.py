@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tfos.doctor.findings import Beside, Finding, Level, of_offer, of_place, of_settings, of_silence
+from tfos.node import versions
 from tfos.slots.offer import ExecutorSlots, Offer
 from tfos.spark.facts import SparkFacts
 
@@ -268,6 +269,15 @@ def test_without_tfos_one_problem_says_so_rather_than_ten():
     problems = [each for each in of_place(facts, BESIDE) if each.level is Level.PROBLEM]
     assert [each.check for each in problems] == ["packages"]
     assert "install tfos where /env/bin/python is" in problems[0].next_step
+
+
+def test_another_directory_of_one_source_is_no_version_of_the_drivers():
+    driver = {**DRIVER, "packages": {**PACKAGES, versions.DIRECTORY: "/checkout/tfos"}}
+    facts = {**GOOD, "packages": {**PACKAGES, versions.DIRECTORY: "/env/tfos"}}
+    found = {each.check: each.text for each in of_place(facts, Beside(driver=driver))}
+    assert found["packages"] == f"{len(PACKAGES) - 1} packages in the driver's versions"
+    found = {each.check: each.text for each in of_place(GOOD, Beside(driver=driver))}
+    assert found["packages"] == f"{len(PACKAGES) - 1} packages in the driver's versions"
 
 
 def test_the_driver_lists_what_it_has():

@@ -209,7 +209,7 @@ def test_rows_of_further_epochs_do_not_count_for_the_slowest_workers_epoch():
 
     assert line(1, 80, 40).startswith("epoch 1/3  120 rows")
     assert line(2, 160, 80).startswith("epoch 1/3  180 rows")
-    assert line(3, 220, 110).startswith("epoch 2/3  30 of 200 rows")
+    assert line(3, 220, 110).startswith("epoch 2/3  110 of 200 rows")
     late = line(4, 350, 150)
     assert late.startswith("epoch 2/3  150 of 200 rows")
     assert "the epoch ends" not in late

@@ -85,3 +85,11 @@ def test_a_fill_that_would_become_infinite_is_refused(value):
     assert fills(columns, {"y": fitting}) == {"y": fitting}
     if value != 10**400:
         assert fills([Leaf("x", "double")], value) == {"x": value}
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "date"])
+def test_a_fill_that_is_no_time_is_refused(kind):
+    """The tasks that fed it ended in an error of Arrow, which names no column."""
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(SettingsError, match=rf"NaT does not fit column t: {kind}; a datetime\."):
+        fills([Leaf("t", kind)], {"t": pd.NaT})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import pytest
 
+import tfos
 from tfos.errors import VersionSkew
 from tfos.node import versions
 from tfos.node.task import NodeTask
@@ -86,6 +88,18 @@ def test_another_commit_of_one_version_is_refused_before_its_bundle_is_read(tmp_
     assert "restart the driver (in a notebook: its kernel). Let both" in lines[3]
 
 
+def test_two_commits_are_told_with_the_directories_that_they_are_imported_from():
+    """As where the driver runs an installed tfos, and its working directory is a checkout."""
+    here = versions.installed()
+    driver = {**here, versions.DIRECTORY: "/home/me/checkout/tfos"}
+    assert versions.compare(driver, here) == []
+    with pytest.raises(VersionSkew) as refused:
+        list(NodeTask(hold_slot=True, versions={**driver, versions.SOURCE: "a1"})(0, iter([])))
+    lines = str(refused.value).splitlines()
+    assert lines[3].split()[3:] == ["/home/me/checkout/tfos", str(Path(tfos.__file__).parent)]
+    assert "import that of their working directory, if any. Let both" in lines[4]
+
+
 def test_source_that_is_in_no_files_is_not_compared(tmp_path):
     assert versions.source_digest(tmp_path / "tfos.zip") == ""
 
@@ -150,7 +164,7 @@ def test_a_package_of_which_pip_left_an_empty_directory_is_not_there(tmp_path, m
     (tmp_path / "keras-0.dist-info").mkdir()
     (tmp_path / "numpy-0.dist-info").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert set(versions.installed()) == {"tfos", versions.SOURCE, "python"}
+    assert set(versions.installed()) == {"tfos", versions.SOURCE, versions.DIRECTORY, "python"}
 
 
 def test_more_packages_are_looked_up_when_asked_for():

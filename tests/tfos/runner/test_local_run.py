@@ -22,6 +22,7 @@ from tests.support.waiting import WAIT_S
 from tfos import runner
 from tfos.errors import (
     NodeFailedError,
+    NoResultError,
     NotPicklable,
     PhaseError,
     SettingsError,
@@ -315,6 +316,23 @@ def test_a_rank_that_has_returned_is_named_with_what_ranks_must_do(tmp_path):
 
     with pytest.raises(NodeFailedError, match=r"rank 1 cannot be reached.*returned already: every"):
         run_local(leaves, (str(tmp_path / "pid"),), {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "told"),
+    [
+        (0, NoResultError, r"ranks 1 of 2 ended without a value: fn called sys\.exit\(0\)"),
+        (None, NoResultError, r"ranks 1 of 2 ended without a value: fn called sys\.exit\(0\)"),
+        (3, NodeFailedError, r"SystemExit: 3; it called sys\.exit\(3\); return, or raise"),
+    ],
+)
+def test_sys_exit_means_what_it_means_on_executors(code, error, told):
+    def leaves(code):
+        if runner.rank():
+            sys.exit(code)
+
+    with pytest.raises(error, match=told):
+        run_local(leaves, (code,), {}, 2)
 
 
 @pytest.mark.parametrize("child", ["returns", "raises", "exits"])

@@ -21,6 +21,7 @@ class Frame:
         ("parts", "array<string>"),
         ("_TFOS_time", "string"),
         ("shop", "string collate UTF8_LCASE"),
+        ("nothing", "void"),
     )
 
 
@@ -37,6 +38,7 @@ WRONG = [
     ({"id": "_TFOS_time"}, "column '_TFOS_time' is also a column of the result"),
     ({"id": "parts"}, "id column 'parts' must be of texts, numbers or times, it is array<string>"),
     ({"id": "shop"}, r"id column 'shop' is a string collate UTF8_LCASE, .*cast\('string'\)"),
+    ({"id": ["plane", "nothing"]}, r"id column 'nothing' is void: .*Leave it out, or .*cast"),
     ({"id": (), "value": "leaves"}, "must be different columns"),
     ({"id": np.array(["plane", "parts"], object)}, "id column 'parts' must be of texts"),
     ({"every": 60}, "every must be a positive timedelta"),

@@ -214,6 +214,16 @@ def test_steps_of_a_record_are_also_those_of_attempts_that_were_lost():
     assert run_history.record_of(bed.job.snapshot()).steps == 100_000
 
 
+@pytest.mark.parametrize(("field", "value"), [("started_at", 1e20), ("ended_at", -1.0)])
+def test_a_record_whose_time_is_no_date_is_left_out(field, value):
+    """As a damaged file has it: no table can show it."""
+    record = run_history.record_of(WatchedJob().job.snapshot())
+    run_history.add(record)
+    damaged = {"started_at": record.started_at + 1, field: value}
+    run_history.add(msgspec.structs.replace(record, **damaged))
+    assert run_history.read_all() == [record]
+
+
 def test_the_history_may_lie_below_a_link(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to(tmp_path / "disk")

@@ -81,7 +81,7 @@ def check_labels(model: Any, labels: Any, step: str = "train_step") -> bool:
     return True
 
 
-def check_has_labels(model: Any, columns: Sequence[str], step: str = "train_step") -> None:
+def check_has_labels(model: Any, columns: Sequence[str], step: str) -> None:
     """Refuse rows without labels for a model that compares them by a loss of Keras.
 
     Args:

@@ -68,13 +68,7 @@ Save = Callable[[], str | None]
 _logger = logging.getLogger("tfos")
 
 
-def nothing_saves() -> None:
-    """Save nothing: for a run without checkpoints, whose servers nothing restarts."""
-
-
-def load_rows(
-    client: Any, table: str, batches: RowBatches, *, is_chief: bool, save: Save = nothing_saves
-) -> int:
+def load_rows(client: Any, table: str, batches: RowBatches, *, is_chief: bool, save: Save) -> int:
     """Load a table's rows once per training; returns when they are there.
 
     Args:
@@ -109,7 +103,7 @@ def load_rows(
 
 
 def load_layer_rows(
-    layers: Sequence[Embedding], client: Any, *, is_chief: bool, save: Save = nothing_saves
+    layers: Sequence[Embedding], client: Any, *, is_chief: bool, save: Save
 ) -> None:
     """Load the rows that layers have of a file, or of the training of another model.
 
