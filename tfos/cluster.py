@@ -194,9 +194,8 @@ class TFCluster(StreamCalls, PageCalls, ResultCalls, TableCalls, PortedAttribute
         Raises:
             TFOSError: as `reserve` and `start`.
         """
-        special: dict[str, Any] = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
-        special |= {"master_node": master_node, "ps": ps, "size_name": "num_executors"}
-        nodes = plan(num_executors, num_ps, **special)
+        special = {"eval_node": eval_node, "driver_ps_nodes": driver_ps_nodes}
+        nodes = plan(num_executors, num_ps, master_node=master_node, ps=ps, **special)
         request = reservation.ReservationRequest(
             plan=nodes,
             input_mode=input_mode,

@@ -111,7 +111,7 @@ class Plan:
         return f"{self.num_ps} ps{where} + {workers}{' + 1 evaluator' if self.evaluators else ''}"
 
 
-def plan(  # noqa: PLR0913 - what a user may say of the nodes, most by keyword
+def plan(
     cluster_size: int,
     num_ps: int,
     *,
@@ -119,7 +119,6 @@ def plan(  # noqa: PLR0913 - what a user may say of the nodes, most by keyword
     ps: ServersOf = "tfos",
     eval_node: bool = False,
     driver_ps_nodes: bool = False,
-    size_name: str = "cluster_size",
 ) -> Plan:
     """Return the nodes of a cluster.
 
@@ -130,15 +129,14 @@ def plan(  # noqa: PLR0913 - what a user may say of the nodes, most by keyword
         ps: "tfos" or "tensorflow": whose parameter servers these are.
         eval_node: whether one of the nodes is an evaluator.
         driver_ps_nodes: whether parameter servers run beside the driver.
-        size_name: the user's name of cluster_size, for messages.
 
     Raises:
         SettingsError: an argument is not an integer, or the numbers leave no worker.
         UnsupportedError: an unknown role.
     """
-    _check_count(size_name, cluster_size, at_least=1)
+    _check_count("cluster_size", cluster_size, at_least=1)
     _check_count("num_ps", num_ps, at_least=0)
-    _check_workers_left(cluster_size, num_ps, eval_node, size_name)
+    _check_workers_left(cluster_size, num_ps, eval_node)
     if master_node is not None and master_node not in CHIEF_ROLES:
         raise UnsupportedError(
             f"master_node={master_node!r} is not a role of tfos. Use 'chief', 'master', or None: "
@@ -149,7 +147,7 @@ def plan(  # noqa: PLR0913 - what a user may say of the nodes, most by keyword
     if ps == "tensorflow":
         _check_tensorflow(eval_node=eval_node, driver_ps_nodes=driver_ps_nodes)
     if ps == "tensorflow" and num_ps:
-        return _tensorflow_plan(cluster_size, num_ps, master_node, size_name)
+        return _tensorflow_plan(cluster_size, num_ps, master_node)
     servers = tuple(PlannedNode(PS_ROLE, index, index) for index in range(num_ps))
     named_chief = [PlannedNode(master_node, 0, 0, is_chief=True)] if master_node else []
     first = len(named_chief)
@@ -167,19 +165,19 @@ def plan(  # noqa: PLR0913 - what a user may say of the nodes, most by keyword
     )
 
 
-def _check_workers_left(cluster_size: int, num_ps: int, eval_node: object, name: str) -> None:
+def _check_workers_left(cluster_size: int, num_ps: int, eval_node: object) -> None:
     if not isinstance(eval_node, bool):
         raise SettingsError(f"eval_node must be True or False, got {eval_node!r}.")
     if num_ps + eval_node < cluster_size:
         return
-    hint = f"Use {name} >= 2 for one ps and one worker"
+    hint = "Use cluster_size >= 2 for one ps and one worker"
     if eval_node:
-        hint = f"Use {name} >= {num_ps + 2}, of which one node evaluates"
+        hint = f"Use cluster_size >= {num_ps + 2}, of which one node evaluates"
     elif cluster_size > 1:
         hint = f"Use num_ps <= {cluster_size - 1}"
     evaluator = " with eval_node=True" if eval_node else ""
     raise SettingsError(
-        f"num_ps={num_ps}{evaluator} leaves no worker: {name}={cluster_size}. {hint}."
+        f"num_ps={num_ps}{evaluator} leaves no worker: cluster_size={cluster_size}. {hint}."
     )
 
 
@@ -208,9 +206,7 @@ def _check_tensorflow(*, eval_node: bool, driver_ps_nodes: bool) -> None:
         )
 
 
-def _tensorflow_plan(
-    cluster_size: int, num_ps: int, master_node: str | None, size_name: str
-) -> Plan:
+def _tensorflow_plan(cluster_size: int, num_ps: int, master_node: str | None) -> Plan:
     """Return the plan of ParameterServerStrategy: its chief coordinates and does not compute."""
     if master_node not in (None, "chief"):
         raise UnsupportedError(
@@ -221,7 +217,7 @@ def _tensorflow_plan(
     if num_workers < 1:
         raise SettingsError(
             f"num_ps={num_ps} with ps='tensorflow' leaves no worker beside the chief: "
-            f"{size_name}={cluster_size}. Use {size_name} >= {num_ps + 2}."
+            f"cluster_size={cluster_size}. Use cluster_size >= {num_ps + 2}."
         )
     served = [(PS_ROLE, index, index) for index in range(num_ps)]
     served += [(WORKER_ROLE, index, index + 1) for index in range(num_workers)]

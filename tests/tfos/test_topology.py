@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
-from tfos.cluster import TFCluster
 from tfos.errors import SettingsError, UnsupportedError
 from tfos.topology import plan
 
@@ -51,20 +48,6 @@ def test_impossible_sizes_say_both_values_and_the_next_step(cluster_size, num_ps
         plan(cluster_size, num_ps)
     assert text in str(caught.value)
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("num_executors", "num_ps", "ps", "text"),
-    [
-        (0, 0, "tfos", "num_executors must be >= 1, got 0."),
-        (1, 1, "tfos", "worker: num_executors=1. Use num_executors >= 2 for one ps and one worker"),
-        (2, 1, "tensorflow", "beside the chief: num_executors=2. Use num_executors >= 3."),
-    ],
-)
-def test_run_names_the_number_of_nodes_as_its_caller_does(num_executors, num_ps, ps, text):
-    with pytest.raises(SettingsError) as caught:
-        TFCluster.run(cast(Any, None), print, None, num_executors, num_ps, ps=ps)
-    assert text in str(caught.value)
 
 
 def test_an_unknown_chief_role_is_refused():
