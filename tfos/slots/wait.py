@@ -114,7 +114,8 @@ class SlotWait:
             now_s: monotonic seconds.
         """
         waited_s = now_s - self.started_s
-        if not offer.executors and waited_s >= _TOLD_S:
+        is_awaited = self._awaits_first(offer) or offer.outstanding
+        if is_awaited and not offer.executors and waited_s >= _TOLD_S:
             return (
                 f"no executor has registered for {waited_s:.0f} s{_known(offer)}: the cluster "
                 "manager's page or queue shows why, such as other applications that hold its cores "

@@ -293,6 +293,13 @@ def test_a_first_executor_that_spark_makes_for_jobs_alone_is_not_awaited_as_long
     assert _refused_at_s(wait, _offer(), 59.0, 60.0) == 60.0
 
 
+def test_no_warning_sends_to_the_queue_for_executors_that_spark_asks_for_with_a_job_alone():
+    wait = replace(_wait(slot_wait_s=300.0, reservation_timeout_s=600.0), is_dynamic=True)
+    assert _refused_at_s(wait, _offer(), 60.0, 299.0, 300.0) == 300.0
+    assert wait.held(_offer(), 60.0) == ""
+    assert "awaited for 600 s" in wait.held(_offer(expected=2), 60.0)
+
+
 @pytest.mark.fault("F18")
 def test_slots_that_other_jobs_hold_do_not_count_and_may_become_free():
     wait = _wait(3)
