@@ -114,6 +114,8 @@ def test_a_model_whose_compute_loss_is_replaced_is_not_compared():
 def test_objects_that_are_no_text_are_not_called_text():
     check_labels(model(1), np.array([decimal.Decimal(1), None], object))
     check_labels(model(1), np.array([], object))
+    series = pytest.importorskip("pandas").Series([1, 2], dtype=object)  # train_on_batch, eager
+    check_labels(model(1), series)
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def _name(loss: Any) -> str:
 def _is_text(labels: Any) -> bool:
     dtype = getattr(labels, "dtype", None)
     if isinstance(dtype, np.dtype):
-        is_object = dtype.kind == "O"
-        return isinstance(next(labels.flat, 0), str | bytes) if is_object else dtype.kind in "SU"
+        objects = labels if dtype.kind == "O" else ()  # of numpy or pandas
+        return dtype.kind in "SU" or isinstance(next(iter(np.ravel(objects)), 0), str | bytes)
     return bool(dtype == "string")  # TensorFlow's compares equal to its name
 
 
