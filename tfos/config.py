@@ -207,12 +207,13 @@ class ClusterConfig:
 
     reservation_timeout_s: float = 600.0
     """All nodes must serve within this time after start(); before that, reserve() waits as long for
-    configured executors that have not registered, and for the first one where their number is not
-    configured. Default: TensorFlowOnSpark's."""
+    configured executors that have not registered, and for the first one of a standalone master
+    without dynamic allocation. Default: TensorFlowOnSpark's."""
     slot_wait_s: float = 60.0
     """reserve() waits this long for slots that other clusters' starting nodes or the tasks of ended
-    jobs hold, for the first executor of dynamic allocation, and on a standalone master that has
-    given one for cores that spark.cores.max still allows or, if that is not set, for executors."""
+    jobs hold, for the first executor where dynamic allocation promises none, and on a standalone
+    master that has given one for cores that spark.cores.max still allows or, if that is not set,
+    for executors."""
     slot_settle_s: float = 4.0
     """Too few slots and no new executor for this long: reserve() fails."""
     heartbeat_s: float = 2.0
