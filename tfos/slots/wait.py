@@ -90,7 +90,7 @@ class SlotWait:
         if offer.complete and not fits_idle:
             text = f"{shortage(self.needs, offer)} {self._advice(offer)}"
             raise NotEnoughSlots(text)  # it would not fit even if others ended
-        is_awaited = self._awaits_first(offer) or offer.outstanding > 0
+        is_awaited = self._awaits_executor(offer)
         if is_awaited:
             self._outstanding_s = now_s
         if self.config.shares_slots and fits_idle and waited_s < SHARED_SLOTS_S:
@@ -114,8 +114,7 @@ class SlotWait:
             now_s: monotonic seconds.
         """
         waited_s = now_s - self.started_s
-        is_awaited = self._awaits_first(offer) or offer.outstanding
-        if is_awaited and not offer.executors and waited_s >= _TOLD_S:
+        if self._awaits_executor(offer) and not offer.executors and waited_s >= _TOLD_S:
             return (
                 f"no executor has registered for {waited_s:.0f} s{_known(offer)}: the cluster "
                 "manager's page or queue shows why, such as other applications that hold its cores "
@@ -166,6 +165,10 @@ class SlotWait:
         if may_come and offer.fit(self.needs, is_idle=True) is None:
             return f" Waiting for more executors, {self.config.slot_wait_s:.0f} s at most"
         return ""
+
+    def _awaits_executor(self, offer: Offer) -> bool:
+        """Return whether an executor may still come: a configured one, or the first."""
+        return self._awaits_first(offer) or offer.outstanding > 0
 
     def _awaits_first(self, offer: Offer) -> bool:
         """Return whether the application itself may still wait in the cluster manager's queue."""
